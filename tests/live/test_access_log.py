@@ -28,7 +28,9 @@ async def ask(stack: Stack, number: str, **fields: Any) -> tuple[int, str | None
         return reply.status, reply.headers.get("x-request-id")
 
 
-async def test_each_request_has_its_line_and_its_number(tmp_path: Path) -> None:
+async def test_the_access_log_has_a_line_with_the_request_id_for_each_request(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "access"
     flags = ["--access-log", str(file)]
     async with running(tmp_path, router=flags, speed=4) as stack:
@@ -66,7 +68,7 @@ async def test_each_request_has_its_line_and_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("relay", ["auto", "python"])
-async def test_an_answer_that_broke_off_is_told_as_its_client_saw_it(
+async def test_a_broken_off_answer_is_logged_as_its_client_saw_it(
     tmp_path: Path, relay: str
 ) -> None:
     file = tmp_path / "access"
@@ -94,7 +96,7 @@ async def test_an_answer_that_broke_off_is_told_as_its_client_saw_it(
         assert left["bytes_out"] >= read > 0
 
 
-async def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+async def test_the_access_log_is_reopened_after_its_file_was_moved(tmp_path: Path) -> None:
     file = tmp_path / "access"
     async with running(tmp_path, router=["--access-log", str(file)]) as stack:
         await ask(stack, "a")
@@ -106,7 +108,7 @@ async def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
         assert (await until_logged(file, 1)).keys() == {"b"}
 
 
-async def test_standard_output_takes_lines_too(tmp_path: Path) -> None:
+async def test_the_access_log_can_be_standard_output(tmp_path: Path) -> None:
     async with running(tmp_path, router=["--access-log", "-"]) as stack:
         await ask(stack, "a")
 
@@ -116,7 +118,7 @@ async def test_standard_output_takes_lines_too(tmp_path: Path) -> None:
         await until(there, "the line")
 
 
-async def test_lines_for_which_there_is_no_room_are_counted(tmp_path: Path) -> None:
+async def test_lines_that_a_full_disk_cannot_take_are_counted(tmp_path: Path) -> None:
     async with running(tmp_path, router=["--access-log", "/dev/full"]) as stack:
         assert (await ask(stack, "a"))[0] == 200
 

@@ -14,7 +14,9 @@ async def run(stack: Stack | None, *arguments: str, admin: str = "") -> tuple[in
     return await said_by(*arguments, "--admin", url)
 
 
-async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path: Path) -> None:
+async def test_the_workers_command_lists_drains_undrains_removes_and_adds_workers(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as stack:
         first, second = (worker.url for worker in stack.workers)
         status, said = await run(stack, "workers")
@@ -36,7 +38,7 @@ async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path:
         assert (status, "needs a worker" in said) == (1, True)
 
 
-async def test_top_shows_a_frame_and_says_what_is_wrong(tmp_path: Path) -> None:
+async def test_top_prints_a_frame_and_reports_errors(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         await stack.complete([1] * 40)
         status, said = await run(stack, "top", "--once")

@@ -12,7 +12,7 @@ from tests.live.stack import exchanged, running, until
 KEY = "sk-admin-0123456789abcdef0123456789abcdef"
 
 
-async def test_names_are_those_of_the_configuration_in_force(tmp_path: Path) -> None:
+async def test_a_reload_changes_the_host_names_allowed_at_the_admin_port(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("admin_allowed_hosts: [Router-1]\n")
     async with running(tmp_path, workers=0, router=["--config", str(file)]) as stack:
@@ -33,7 +33,7 @@ async def test_names_are_those_of_the_configuration_in_force(tmp_path: Path) -> 
         assert await status("router-1:8081") == 421
 
 
-async def test_with_keys_who_has_none_learns_nothing_and_a_malformed_request_is_called_so(
+async def test_clients_without_an_admin_key_get_401_and_malformed_requests_an_error(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys.txt"

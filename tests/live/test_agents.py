@@ -148,7 +148,7 @@ async def answered(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("client", ["opencode", "pi"])
-async def test_chats_of_agents_are_answered_where_their_caches_are(tmp_path, client) -> None:
+async def test_chats_of_agents_go_to_the_workers_that_have_their_prefixes(tmp_path, client) -> None:
     flags = ["--names-aliases", f"{ALIAS}={MODEL}"]
     async with running(tmp_path, workers=2, router=flags) as stack:
         rows = list(recorded(client, chats=True))
@@ -157,7 +157,9 @@ async def test_chats_of_agents_are_answered_where_their_caches_are(tmp_path, cli
 
 
 @pytest.mark.parametrize("client", ["claude_code", "codex", "opencode", "pi"])
-async def test_messages_and_responses_of_agents_find_their_caches(tmp_path, client) -> None:
+async def test_messages_and_responses_of_agents_go_to_workers_with_their_prefixes(
+    tmp_path, client
+) -> None:
     async with (
         Programs(tmp_path) as programs,
         aiohttp.ClientSession() as http,
@@ -194,7 +196,7 @@ def assert_agents_are_told_apart(decisions: list[dict[str, Any]], client: str) -
     assert all(row["group"] != row["session"] for row in children)
 
 
-async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
+async def test_the_model_list_has_one_alias_that_claude_code_shows(tmp_path) -> None:
     rows = list(recorded("claude_code", chats=False))
     (listing,) = [row for row in rows if row["path"].startswith("/v1/models")]
     flags = ["--names-aliases", f"{ALIAS}={MODEL}"]

@@ -94,7 +94,7 @@ async def ran(
 
 @pytest.mark.timeout(RUN_S + INSTALL_S + 60)
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_client_and_its_sub_agents_work_behind_the_router(tmp_path, client) -> None:
+async def test_an_npm_client_and_its_sub_agents_work_behind_the_router(tmp_path, client) -> None:
     package, unpack, settings, header = CLIENTS[client]
     npm = shutil.which("npm")
     if npm is None:

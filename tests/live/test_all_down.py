@@ -13,7 +13,7 @@ from tests.live.commands import said_by
 from tests.live.stack import MODEL, engine_arguments, running, until
 
 
-async def test_with_all_workers_down_clients_get_503_and_when_to_come_back(tmp_path: Path) -> None:
+async def test_with_all_workers_down_clients_get_503_and_retry_after(tmp_path: Path) -> None:
     router = ["--intervals-health-s", "0.1", "--waiting-wait-s", "0"]
     async with running(tmp_path, workers=2, router=router) as stack:
         for worker in stack.workers:
@@ -38,7 +38,7 @@ async def test_with_all_workers_down_clients_get_503_and_when_to_come_back(tmp_p
         await stack.assert_idle()
 
 
-async def test_a_router_without_workers_says_so_and_learns_of_one_later(tmp_path: Path) -> None:
+async def test_a_router_without_workers_answers_503_until_a_worker_is_added(tmp_path: Path) -> None:
     async with running(tmp_path, workers=0) as stack:
         status, answer = await stack.complete([1])
         assert (status, answer["error"]["code"]) == (503, "no_worker_available")
@@ -48,7 +48,7 @@ async def test_a_router_without_workers_says_so_and_learns_of_one_later(tmp_path
         assert status == 200
 
 
-async def test_a_request_without_a_model_is_no_error_while_no_model_is_known(
+async def test_a_request_without_a_model_gets_503_while_no_model_is_known(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, workers=0) as stack:
@@ -59,7 +59,7 @@ async def test_a_request_without_a_model_is_no_error_while_no_model_is_known(
         await stack.assert_idle()
 
 
-async def test_sighup_takes_over_what_can_change_and_keeps_the_old_when_it_is_bad(
+async def test_sighup_applies_a_changed_file_and_ignores_an_invalid_one(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "router.yaml"
@@ -104,7 +104,9 @@ async def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
         assert await asyncio.wait_for(stack.router.process.wait(), 10) == 0
 
 
-async def test_bad_configurations_end_at_once_and_say_where(tmp_path: Path) -> None:
+async def test_an_invalid_configuration_ends_the_start_and_the_error_names_the_keys(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("policy: hybrid\nlimits:\n  body_bytes: 12\nlisten: 80\n")
     status, text = await said_by("serve", "--config", str(file), "--port", "99999")
@@ -113,7 +115,7 @@ async def test_bad_configurations_end_at_once_and_say_where(tmp_path: Path) -> N
         assert words in text
 
 
-async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     async with Programs(tmp_path) as programs, aiohttp.ClientSession():
         first = await programs.start(
             "first", "router", ["serve", "--port", "0", "--admin-port", "0"]

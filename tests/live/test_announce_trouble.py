@@ -32,7 +32,9 @@ async def said(url: str, caplog: pytest.LogCaptureFixture) -> str:
 
 
 @needs_redis
-async def test_a_password_that_is_wrong_or_missing(tmp_path: Path, caplog) -> None:
+async def test_a_wrong_or_missing_redis_password_is_reported_without_the_password(
+    tmp_path: Path, caplog
+) -> None:
     server = RedisServer(tmp_path / "redis", "--requirepass", "right")
     server.start()
     try:
@@ -47,7 +49,7 @@ async def test_a_password_that_is_wrong_or_missing(tmp_path: Path, caplog) -> No
         server.kill()
 
 
-async def test_nobody_is_there(caplog) -> None:
+async def test_an_unreachable_redis_is_reported_without_the_password(caplog) -> None:
     line = await said(f"redis://:secret@127.0.0.1:{lasting_port()}", caplog)
     assert "no answer: does Redis run there?; tries again" in line
     assert "secret" not in caplog.text

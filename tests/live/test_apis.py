@@ -61,7 +61,7 @@ def bytes_of(path: str, **more: object) -> bytes:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_answers_come_whole_and_bodies_go_as_they_are(stack, engine, path) -> None:
+async def test_bodies_and_answers_pass_unchanged(stack, engine, path) -> None:
     reported = await stack.metric("warmroute_reported_prompt_tokens_total")
     hits = await stack.metric("warmroute_reported_hit_tokens_total")
     sent = bytes_of(path)
@@ -73,7 +73,7 @@ async def test_answers_come_whole_and_bodies_go_as_they_are(stack, engine, path)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_streams_come_byte_by_byte_and_their_usage_is_read(stack, engine, path) -> None:
+async def test_streams_pass_unchanged_and_their_usage_is_counted(stack, engine, path) -> None:
     reported = await stack.metric("warmroute_reported_prompt_tokens_total")
     hits = await stack.metric("warmroute_reported_hit_tokens_total")
     url = f"{stack.url}{path}"
@@ -86,7 +86,7 @@ async def test_streams_come_byte_by_byte_and_their_usage_is_read(stack, engine, 
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-async def test_a_prompt_waits_until_its_first_token_not_its_first_event(
+async def test_a_prompt_counts_as_waiting_until_its_first_token_not_its_first_event(
     stack, engine, path
 ) -> None:
     engine.computed.clear()
@@ -104,7 +104,7 @@ async def test_a_prompt_waits_until_its_first_token_not_its_first_event(
     await stack.assert_idle()
 
 
-async def test_the_same_beginning_goes_to_the_same_worker(stack, engine) -> None:
+async def test_chats_with_the_same_prefix_go_to_the_same_worker(stack, engine) -> None:
     async with api_engine(MODEL, "/v1/messages") as second:
         worker_id = await stack.add(second.url)
         for turn in range(6):
@@ -115,7 +115,7 @@ async def test_the_same_beginning_goes_to_the_same_worker(stack, engine) -> None
         await stack.remove(worker_id)
 
 
-async def test_embeddings_ranks_and_counts(stack, engine) -> None:
+async def test_embeddings_rerank_and_count_tokens_are_served(stack, engine) -> None:
     data = json.dumps({"model": MODEL, "input": ["a", "b"]}).encode()
     status, answer = await stack.post(data, "/v1/embeddings")
     assert (status, len(answer["data"])) == (200, 2)
@@ -128,7 +128,7 @@ async def test_embeddings_ranks_and_counts(stack, engine) -> None:
     await stack.assert_idle()
 
 
-async def test_a_worker_without_the_path_is_asked_once_and_is_none_the_worse(stack) -> None:
+async def test_a_worker_without_the_path_is_tried_once_and_stays_healthy(stack) -> None:
     async with api_engine(MODEL) as bare, api_engine(MODEL, "/generate") as able:
         workers = [await stack.add(bare.url), await stack.add(able.url)]
         for n in range(12):
@@ -142,7 +142,7 @@ async def test_a_worker_without_the_path_is_asked_once_and_is_none_the_worse(sta
             await stack.remove(worker_id)
 
 
-async def test_nobody_has_the_path_and_the_router_says_so(stack) -> None:
+async def test_a_path_that_no_worker_serves_is_an_error_of_the_router(stack) -> None:
     async with api_engine(MODEL) as bare:
         worker_id = await stack.add(bare.url)
         for _ in range(3):
@@ -154,7 +154,7 @@ async def test_nobody_has_the_path_and_the_router_says_so(stack) -> None:
     await stack.assert_idle()
 
 
-async def test_what_a_worker_says_of_the_model_is_the_clients(stack) -> None:
+async def test_the_client_gets_the_workers_own_404_about_a_model(stack) -> None:
     async with api_engine(MODEL, "/v1/embeddings") as engine:
         # It lists a model that its embeddings do not know, like an adapter in vLLM.
         worker_id = await stack.add(f"{engine.url},model={OTHER}")
@@ -166,7 +166,7 @@ async def test_what_a_worker_says_of_the_model_is_the_clients(stack) -> None:
         await stack.remove(worker_id)
 
 
-async def test_tokens_are_asked_of_any_worker_and_charged_to_none(stack) -> None:
+async def test_tokenize_and_detokenize_requests_add_no_load_to_a_worker(stack) -> None:
     data = json.dumps({"model": MODEL, "prompt": "abc " * 400}).encode()
     status, answer = await stack.post(data, "/tokenize")
     assert (status, answer["count"]) == (200, len(answer["tokens"]))
@@ -180,7 +180,7 @@ async def test_tokens_are_asked_of_any_worker_and_charged_to_none(stack) -> None
     assert [decision["prompt_tokens"] for decision in decisions] == [1, 1]
 
 
-async def test_models_are_listed_over_the_pool_and_one_by_one(stack) -> None:
+async def test_models_of_the_pool_are_listed_together_and_one_by_one(stack) -> None:
     async with api_engine("org/big-model", "/v1/embeddings") as engine:
         worker_id = await stack.add(engine.url)
         async with stack.http.get(f"{stack.url}/v1/models") as reply:
@@ -195,7 +195,7 @@ async def test_models_are_listed_over_the_pool_and_one_by_one(stack) -> None:
         await stack.remove(worker_id)
 
 
-async def test_unknown_paths_go_on_as_they_are_where_the_operator_wants_it(stack) -> None:
+async def test_unknown_paths_are_forwarded_unchanged_if_the_operator_allows_it(stack) -> None:
     async with api_engine(OTHER, "/opaque") as engine:
         worker_id = await stack.add(engine.url)
         sent = bytes(range(256)) * 100
@@ -213,7 +213,9 @@ async def test_unknown_paths_go_on_as_they_are_where_the_operator_wants_it(stack
     await stack.assert_idle()
 
 
-async def test_a_client_that_leaves_in_mid_stream_leaves_nothing(stack, engine) -> None:
+async def test_a_client_that_disconnects_in_mid_stream_leaves_no_request_in_flight(
+    stack, engine
+) -> None:
     engine.computed.clear()
     url = f"{stack.url}/v1/responses"
     async with stack.http.post(url, data=bytes_of("/v1/responses", stream=True)) as reply:

@@ -48,7 +48,7 @@ def stack(shared: Stack) -> Stack:
         (b'{"model": "tiny", "prompt": ' + b"[" * 100_000, "nested"),
     ],
 )
-async def test_bodies_that_make_no_sense_are_refused_with_the_place(stack, body, words) -> None:
+async def test_the_error_for_an_invalid_body_names_the_field(stack, body, words) -> None:
     status, answer = await stack.post(body)
     assert status == 400
     error = answer["error"]
@@ -56,7 +56,7 @@ async def test_bodies_that_make_no_sense_are_refused_with_the_place(stack, body,
     assert words.lower() in (error["message"] + str(error["param"])).lower()
 
 
-async def test_chats_are_checked_too(stack) -> None:
+async def test_the_error_for_an_invalid_chat_names_the_field(stack) -> None:
     path = "/v1/chat/completions"
     for body, word in (
         (b'{"model": "tiny", "messages": []}', "message"),
@@ -68,14 +68,14 @@ async def test_chats_are_checked_too(stack) -> None:
         assert word in answer["error"]["message"] + str(answer["error"]["param"])
 
 
-async def test_an_unknown_model_is_told_what_is_served(stack) -> None:
+async def test_the_error_for_an_unknown_model_lists_the_served_models(stack) -> None:
     status, answer = await stack.complete([1, 2], model="gpt-nothing")
     assert status == 404
     assert answer["error"]["code"] == "model_not_found"
     assert MODEL in answer["error"]["message"]
 
 
-async def test_a_prompt_longer_than_the_model_is_refused_before_it_costs_anything(stack) -> None:
+async def test_a_prompt_longer_than_the_context_is_rejected_before_dispatch(stack) -> None:
     before = await stack.metric("warmroute_prompt_tokens_total")
     status, answer = await stack.complete([1] * 140_000)
     assert status == 400
@@ -84,7 +84,7 @@ async def test_a_prompt_longer_than_the_model_is_refused_before_it_costs_anythin
     assert await stack.metric("warmroute_prompt_tokens_total") == before
 
 
-async def test_a_body_over_the_limit_is_refused_with_the_limit(stack) -> None:
+async def test_the_error_for_a_body_over_the_limit_names_the_limit(stack) -> None:
     status, answer = await stack.post(b'{"model":"tiny","prompt":"' + b"x" * BODY_LIMIT + b'"}')
     assert status == 413
     assert str(BODY_LIMIT) in answer["error"]["message"]
@@ -142,7 +142,9 @@ async def test_unknown_fields_and_formatting_reach_the_worker_byte_for_byte(stac
         b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops",
     ],
 )
-async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answer) -> None:
+async def test_a_request_moves_from_a_worker_that_fails_before_the_first_byte(
+    stack, answer
+) -> None:
     """When one worker answers garbage, another one answers its requests, and every client gets a
     real answer.
     """
@@ -160,7 +162,7 @@ async def test_a_worker_that_fails_before_the_first_byte_is_replaced(stack, answ
         await stack.remove(worker_id)
 
 
-async def test_a_worker_that_dies_before_it_said_anything_is_an_error(stack) -> None:
+async def test_a_worker_that_dies_before_its_first_byte_gives_502(stack) -> None:
     """When a worker dies before its first byte, the client gets a 502, because an incomplete answer
     must not look complete.
     """
@@ -172,7 +174,7 @@ async def test_a_worker_that_dies_before_it_said_anything_is_an_error(stack) -> 
     assert (status, answer["error"]["code"]) == (502, "worker_error")
 
 
-async def test_a_worker_that_dies_within_its_stream_cuts_the_client_off(stack) -> None:
+async def test_a_worker_that_dies_in_mid_stream_cuts_the_clients_connection(stack) -> None:
     """When a worker dies in the middle of a stream, the client's connection is broken off, so that
     half an answer does not look whole.
     """
@@ -197,7 +199,7 @@ async def test_the_last_error_of_workers_that_all_fail_reaches_the_client(stack)
         await stack.remove(worker_id)
 
 
-async def test_client_errors_of_workers_are_passed_on_and_never_held_against_them(stack) -> None:
+async def test_client_errors_of_workers_pass_through_and_eject_no_worker(stack) -> None:
     for _ in range(20):
         status, answer = await stack.complete([1, 2, 3], max_tokens=-5)
         assert status == 400, answer
@@ -206,9 +208,7 @@ async def test_client_errors_of_workers_are_passed_on_and_never_held_against_the
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-async def test_a_body_said_to_be_compressed_is_refused_before_a_worker_fails_on_it(
-    stack, path
-) -> None:
+async def test_a_body_with_content_encoding_gets_415_before_dispatch(stack, path) -> None:
     messages = [{"role": "user", "content": "x"}]
     body = json.dumps({"model": MODEL, "prompt": "x", "messages": messages}).encode()
     names = ('warmroute_client_errors_total{status="415"}', "warmroute_retries_total")
@@ -228,7 +228,7 @@ async def test_a_body_said_to_be_compressed_is_refused_before_a_worker_fails_on_
     assert after == [before[0] + 3, before[1]]
 
 
-async def test_malformed_event_frames_cost_a_counter_and_nothing_else(stack, request) -> None:
+async def test_malformed_event_frames_are_counted_and_otherwise_ignored(stack, request) -> None:
     context = zmq.asyncio.Context()
     publisher = context.socket(zmq.PUB)
     request.addfinalizer(lambda: context.destroy(linger=0))
@@ -270,13 +270,15 @@ async def test_malformed_event_frames_cost_a_counter_and_nothing_else(stack, req
         (17, "worker"),
     ],
 )
-async def test_the_admin_port_refuses_bad_workers_by_name(stack, spec, words) -> None:
+async def test_the_admin_port_rejects_an_invalid_worker_and_names_the_error(
+    stack, spec, words
+) -> None:
     async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
         assert reply.status == 400
         assert words in (await reply.json())["error"]["message"]
 
 
-async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(stack) -> None:
+async def test_the_admin_port_rejects_cross_origin_browser_requests(stack) -> None:
     headers = {"Content-Type": "text/plain"}
     url = f"{stack.admin}/workers"
     async with stack.http.post(url, data=b'"http://127.0.0.1:1"', headers=headers) as reply:
@@ -286,7 +288,7 @@ async def test_the_admin_port_refuses_what_a_browser_could_send_across_origins(s
 
 
 @pytest.mark.parametrize("path", ["/explain", "/ui", "/ui/state", "/workers", "/metrics", "/kv"])
-async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(stack, path) -> None:
+async def test_a_page_after_dns_rebinding_cannot_read_the_admin_port(stack, path) -> None:
     """The admin port refuses a page whose host name was rebound to it: after DNS rebinding, the
     Host header still has the page's own name.
     """
@@ -302,7 +304,7 @@ async def test_a_page_whose_name_was_rebound_reads_nothing_of_the_admin_port(sta
     "host",
     ["localhost", "LocalHost.:8081", "127.0.0.1:8081", "[::1]:8081", "10.1.2.3", "[fe80::1]"],
 )
-async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack, host) -> None:
+async def test_the_admin_port_accepts_any_ip_address_and_localhost_as_host(stack, host) -> None:
     """The admin port answers to any IP address, which Prometheus and Kubernetes use, and to
     localhost, which a forwarded port uses.
     """
@@ -310,7 +312,7 @@ async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack
         assert (await exchanged(stack.admin, f"GET {path}", f"Host: {host}"))[0] == 200
 
 
-async def test_links_for_people_stand_at_the_root_of_the_admin_port_alone(stack) -> None:
+async def test_only_the_admin_ports_root_links_to_the_pages(stack) -> None:
     status, body = await exchanged(stack.admin, "GET /", "Host: localhost")
     assert status == 200
     assert b'href="ui"' in body
@@ -318,7 +320,7 @@ async def test_links_for_people_stand_at_the_root_of_the_admin_port_alone(stack)
         assert (await exchanged(stack.url, f"GET {path}", "Host: localhost"))[0] == 404, path
 
 
-async def test_probes_may_ask_the_admin_port_by_any_name(stack) -> None:
+async def test_the_admin_port_answers_probes_under_any_host_name(stack) -> None:
     for path in ("/health", "/ready"):
         assert (await exchanged(stack.admin, f"GET {path}", "Host: router.example"))[0] == 200
     request = b"GET /workers HTTP/1.0\r\n\r\n"  # as load balancers ask, which are not browsers
@@ -326,13 +328,13 @@ async def test_probes_may_ask_the_admin_port_by_any_name(stack) -> None:
 
 
 @pytest.mark.parametrize("field", ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"])
-async def test_no_page_can_change_anything_at_the_admin_port(stack, field) -> None:
+async def test_requests_of_browser_pages_change_nothing_at_the_admin_port(stack, field) -> None:
     for line in ("POST /workers/0/drain", "POST /drain", "DELETE /workers/0?force=true"):
         assert (await exchanged(stack.admin, line, "Host: localhost", field))[0] == 403, line
     assert (await stack.row(0))["state"] == "ready"
 
 
-async def test_the_admin_port_refuses_what_can_be_read_in_two_ways(stack) -> None:
+async def test_the_admin_port_rejects_ambiguous_requests(stack) -> None:
     for name, status, request in refused():
         got, body = await exchanged(stack.admin, request)
         assert got == (421 if status == 404 else status), (name, body)  # they use the host x
@@ -341,9 +343,7 @@ async def test_the_admin_port_refuses_what_can_be_read_in_two_ways(stack) -> Non
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"500 Oh"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_router_says_to_clients_no_engine_says_in_its_place(
-    stack, status, stream
-) -> None:
+async def test_x_warmroute_response_headers_of_an_engine_are_removed(stack, status, stream) -> None:
     lies = b"x-warmroute-worker: 77\r\nX-WarmRoute-Explain: {}\r\nx-warmroute-migratable: 1\r\n"
     answer = b"HTTP/1.1 %s\r\n%sX-Own: 1\r\nContent-Length: 2\r\n\r\n{}" % (status, lies)
     async with misbehaving(answer, "lies") as (url, _):
@@ -359,7 +359,7 @@ async def test_what_the_router_says_to_clients_no_engine_says_in_its_place(
     assert said == (ours if status.startswith(b"400") else [])
 
 
-async def test_headers_pass_but_those_the_router_says_to_itself(stack) -> None:
+async def test_client_headers_pass_except_the_routers_internal_ones(stack) -> None:
     heads: list[bytes] = []
     headers = {"x-warmroute-internal-worker": "0", "X-Custom": "kept", "traceparent": "00-1-2-03"}
     async with misbehaving(OK_JSON, "heads", heads) as (url, _):

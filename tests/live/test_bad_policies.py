@@ -28,7 +28,7 @@ HERE = "tests.live.bad_policies"
         ("sleeps", "slow", "for one call; more than 5 ms is slow"),
     ],
 )
-async def test_every_request_is_served_and_the_policy_is_named_and_suspended(
+async def test_every_request_is_served_while_a_failing_policy_is_suspended(
     tmp_path: Path, name: str, kind: str, says: str
 ) -> None:
     policy = f"{HERE}:{name}"
@@ -60,7 +60,7 @@ async def test_every_request_is_served_and_the_policy_is_named_and_suspended(
 
 
 @pytest.mark.parametrize(("name", "status"), [("hangs", HUNG_STATUS), ("hangs_in_c", -27)])
-async def test_a_policy_that_hangs_is_named_before_the_process_ends(
+async def test_a_policy_that_hangs_is_logged_before_the_process_ends(
     tmp_path: Path, name: str, status: int
 ) -> None:
     router = ["--policy", f"{HERE}:{name}", "--policy-hang-s", "0.5"]

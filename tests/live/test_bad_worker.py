@@ -73,7 +73,7 @@ async def _load(stack: Stack, warm: bool, model: str, streams: bool) -> int:
 
 
 @pytest.mark.parametrize(("way", "policy", "warm", "streams"), [_case(*case) for case in TABLE])
-async def test_a_worker_that_fails_at_once_gets_little_and_costs_clients_nothing(
+async def test_a_worker_that_fails_at_once_gets_few_requests_and_causes_few_errors(
     tmp_path: Path, way: Way, policy: str, warm: bool, streams: bool
 ) -> None:
     model = ADAPTER if way == "no_adapter" else MODEL

@@ -73,7 +73,7 @@ async def asked(stack: Stack, prompt: list[int], model: str = MODEL) -> tuple[in
         for m, policy in enumerate(("hybrid", "warmset"))
     ],
 )
-async def test_one_that_refuses_costs_its_clients_nothing_and_draws_no_load(
+async def test_a_worker_that_refuses_requests_gets_few_and_no_client_sees_an_error(
     tmp_path: Path, policy: str, status: int, headers: dict[str, str], said: str
 ) -> None:
     async with pool(tmp_path, 4, "--policy", policy) as (stack, engines):
@@ -93,7 +93,7 @@ async def test_one_that_refuses_costs_its_clients_nothing_and_draws_no_load(
         assert "asking for another worker" not in log
 
 
-async def test_with_all_busy_clients_get_the_workers_own_words_until_it_is_over(
+async def test_with_all_workers_busy_clients_get_the_workers_own_refusal(
     tmp_path: Path,
 ) -> None:
     async with pool(tmp_path, 3) as (stack, engines):
@@ -108,7 +108,7 @@ async def test_with_all_busy_clients_get_the_workers_own_words_until_it_is_over(
         assert {engine.asked[MODEL] > 0 for engine in engines} == {True}, "all of them are asked"
 
 
-async def test_a_single_worker_is_asked_all_the_same_and_its_state_is_shown(tmp_path: Path) -> None:
+async def test_a_busy_only_worker_still_gets_requests_and_is_shown_as_busy(tmp_path: Path) -> None:
     async with pool(tmp_path, 1) as (stack, (engine,)):
         engine.status, engine.headers = 429, {"Retry-After": "1"}
 
@@ -161,7 +161,7 @@ class Denying(Refusing):
 
 
 @pytest.mark.parametrize("lists", [False, True])
-async def test_an_adapter_that_one_has_no_more_is_found_at_another_one(
+async def test_a_request_for_an_adapter_moves_if_its_worker_has_unloaded_it(
     tmp_path: Path, lists: bool
 ) -> None:
     async with pool(tmp_path, 3, kind=Denying) as (stack, engines):

@@ -47,7 +47,7 @@ async def two_revisions(folder: Path) -> AsyncIterator[tuple[Stack, list[ApiEngi
         yield stack, [first, second], ids
 
 
-async def test_a_canary_gets_its_share_and_gives_it_away(tmp_path: Path) -> None:
+async def test_a_canary_gets_its_share_of_sessions_until_it_is_removed(tmp_path: Path) -> None:
     async with two_revisions(tmp_path) as (stack, engines, ids):
         first = await who(stack, engines)
         assert 20 <= len(first[1]) <= 60
@@ -62,7 +62,7 @@ async def test_a_canary_gets_its_share_and_gives_it_away(tmp_path: Path) -> None
         assert (status, answer["error"]["code"]) == (400, "missing_model")
 
 
-async def test_what_fails_at_its_revision_goes_to_others_of_the_model(tmp_path: Path) -> None:
+async def test_requests_that_fail_at_the_canary_move_to_the_other_revision(tmp_path: Path) -> None:
     async with two_revisions(tmp_path) as (stack, engines, ids):
         first = await who(stack, engines)
         await stack.remove(ids[1])

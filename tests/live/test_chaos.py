@@ -104,7 +104,7 @@ class Storm:
         pytest.param(9, FULL_S, MANY_CLIENTS, 4, marks=FULL),
     ],
 )
-async def test_under_chaos_everything_that_could_be_served_was(
+async def test_under_random_faults_every_servable_request_is_served(
     tmp_path: Path, seed: int, seconds: float, clients: int, moves: int
 ) -> None:
     rng = random.Random(seed)

@@ -156,7 +156,7 @@ async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, secon
 
 
 @needs_redis
-async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> None:
+async def test_a_flapping_heartbeat_costs_no_request_and_no_sessions_placement(tmp_path) -> None:
     """A worker whose heartbeat is lost again and again costs no request and no session's placement:
     the router removes it at the first loss and waits longer at the next ones.
     """
@@ -198,7 +198,7 @@ async def test_a_heartbeat_that_flaps_costs_no_request_and_no_turn(tmp_path) -> 
             assert sum(engine.wrong for engine in one.here) == 0
 
 
-async def test_models_and_adapters_of_workers_that_a_file_names(tmp_path) -> None:
+async def test_requests_find_the_models_and_adapters_of_workers_listed_in_a_file(tmp_path) -> None:
     """Requests for two base models, an adapter of one worker and an adapter of both go to the right
     workers, which a file lists.
     """

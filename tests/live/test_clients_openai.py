@@ -67,7 +67,7 @@ async def test_the_sync_client_chats_completes_streams_and_lists(base, stack) ->
     await stack.assert_idle()
 
 
-async def test_streams_with_usage_and_tools_in_the_request(client) -> None:
+async def test_the_client_streams_with_usage_and_tools(client) -> None:
     stream = await client.chat.completions.create(
         model=MODEL,
         messages=CHAT,
@@ -83,7 +83,7 @@ async def test_streams_with_usage_and_tools_in_the_request(client) -> None:
     assert chunks[-2].choices[0].finish_reason == "length"
 
 
-async def test_what_a_worker_cannot_do_is_said_in_its_own_words(client, stack) -> None:
+async def test_an_unsupported_request_gets_the_workers_own_refusal(client, stack) -> None:
     """A request that a worker does not support gets the worker's own refusal: `echo` raises the
     error class of OpenAI's client.
     """
@@ -94,7 +94,7 @@ async def test_what_a_worker_cannot_do_is_said_in_its_own_words(client, stack) -
     await stack.assert_idle()
 
 
-async def test_choices_tool_calls_and_log_probabilities_come_as_they_are(client, stack) -> None:
+async def test_choices_tool_calls_and_log_probabilities_pass_unchanged(client, stack) -> None:
     async with api_engine("other", "/v1/chat/completions") as engine:
         worker_id = await stack.add(engine.url)
         answer = await client.chat.completions.create(
@@ -119,7 +119,7 @@ async def test_several_prompts_are_one_request(client, stack) -> None:
     assert await stack.metric("warmroute_decisions_total") - before == 1
 
 
-async def test_errors_become_the_clients_own(client, base) -> None:
+async def test_errors_become_the_openai_clients_exceptions(client, base) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.NotFoundError) as missing:
         await create(model="none", messages=CHAT)
@@ -135,7 +135,7 @@ async def test_errors_become_the_clients_own(client, base) -> None:
             await stranger.chat.completions.create(model=MODEL, messages=CHAT)
 
 
-async def test_a_client_over_its_rate_comes_back_when_it_was_told(base) -> None:
+async def test_a_rate_limited_client_succeeds_after_retry_after(base) -> None:
     async with openai.AsyncOpenAI(base_url=base, api_key="sk-slow", max_retries=0) as hasty:
         ask = [hasty.completions.create(model=MODEL, prompt="a", max_tokens=1) for _ in range(3)]
         with pytest.raises(openai.RateLimitError) as caught:
@@ -146,7 +146,7 @@ async def test_a_client_over_its_rate_comes_back_when_it_was_told(base) -> None:
         assert answer.choices
 
 
-async def test_a_client_that_gives_up_leaves_no_load(client, stack) -> None:
+async def test_a_client_that_times_out_leaves_no_load(client, stack) -> None:
     many = {"model": MODEL, "prompt": "a" * 200, "max_tokens": 20_000}
     with pytest.raises(openai.APITimeoutError):
         await client.completions.create(**many, timeout=0.5)
@@ -157,7 +157,7 @@ async def test_a_client_that_gives_up_leaves_no_load(client, stack) -> None:
     await stack.assert_idle()
 
 
-async def test_the_client_outlives_a_worker(client, stack) -> None:
+async def test_requests_of_the_client_succeed_after_a_worker_is_killed(client, stack) -> None:
     extra = await stack.programs.start("extra", "engine", engine_arguments())
     worker_id = await stack.add(extra.url)
     extra.process.kill()
@@ -168,7 +168,7 @@ async def test_the_client_outlives_a_worker(client, stack) -> None:
     await stack.remove(worker_id)
 
 
-async def test_responses_and_embeddings(client, stack) -> None:
+async def test_responses_and_embeddings_work_with_the_client(client, stack) -> None:
     async with api_engine("other", "/v1/responses", "/v1/embeddings") as engine:
         worker_id = await stack.add(engine.url)
         whole = await client.responses.create(model="other", input=CHAT, instructions="Be brief.")

@@ -59,7 +59,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
-async def test_curl_in_both_versions_of_http(stack, version) -> None:
+async def test_curl_works_with_http_1_0_and_1_1(stack, version) -> None:
     answer = json.loads(await curl(stack, version, data=body()))
     assert answer["usage"]["completion_tokens"] == 3
     streamed = await curl(stack, version, "-N", data=body(stream=True))
@@ -67,19 +67,19 @@ async def test_curl_in_both_versions_of_http(stack, version) -> None:
     assert streamed.count("data: ") >= 3
 
 
-async def test_curl_waits_for_leave_to_send_much(stack) -> None:
+async def test_curl_gets_100_continue_before_a_large_body(stack) -> None:
     much = body(prompt=list(range(200_000)), max_tokens=1)
     shown = await curl(stack, "-i", "-H", "Expect: 100-continue", data=much)
     assert shown.startswith("HTTP/1.1 100")
     assert "context_length_exceeded" in shown
 
 
-async def test_curl_that_takes_compressed_answers_gets_one_that_it_can_read(stack) -> None:
+async def test_curl_with_accept_encoding_gets_a_readable_answer(stack) -> None:
     answer = await curl(stack, "--compressed", "-H", "Accept-Encoding: gzip, br", data=body())
     assert json.loads(answer)["choices"]
 
 
-async def test_curl_asks_twice_on_one_connection(stack) -> None:
+async def test_curl_sends_two_requests_on_one_connection(stack) -> None:
     url = f"{stack.url}/v1/models"
     shown = await curl(stack, "-v", url, path="/health")
     assert shown.count('"object":"list"') == 1
@@ -100,7 +100,7 @@ async def test_langchain_invokes_streams_and_batches(stack) -> None:
     await stack.assert_idle()
 
 
-async def test_a_strict_reader_of_event_streams(stack) -> None:
+async def test_a_strict_sse_client_can_read_streams(stack) -> None:
     httpx, sse = pytest.importorskip("httpx"), pytest.importorskip("httpx_sse")
     url = f"{stack.url}/v1/completions"
     async with (
@@ -112,7 +112,7 @@ async def test_a_strict_reader_of_event_streams(stack) -> None:
     assert all(json.loads(event)["object"] for event in events[:-1])
 
 
-async def test_anthropics_client(stack) -> None:
+async def test_anthropics_client_works(stack) -> None:
     anthropic = pytest.importorskip("anthropic")
     paths = ("/v1/messages", "/v1/messages/count_tokens")
     async with api_engine("other", *paths) as engine:
@@ -142,7 +142,7 @@ async def test_anthropics_client(stack) -> None:
     await stack.assert_idle()
 
 
-async def test_tritons_client_where_its_paths_are_passed_on(stack) -> None:
+async def test_tritons_client_works_only_if_its_paths_are_forwarded(stack) -> None:
     """Triton's client works without KServe support if the operator lets the router pass `/v2` on;
     otherwise the router refuses its requests.
     """

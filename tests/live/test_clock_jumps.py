@@ -77,7 +77,7 @@ async def shows(stack: Stack, shift_s: int) -> bool:
         pytest.param(12, 20, 60.0, marks=[pytest.mark.full, pytest.mark.timeout(1_200)]),
     ],
 )
-async def test_an_hour_forward_and_back_under_load(
+async def test_clock_jumps_of_an_hour_under_load_do_no_harm(
     tmp_path: Path, clock: ShiftedClock, rounds: int, streams: int, rate: float
 ) -> None:
     # Ten times the rate of all streams and clients: only a router that reads the date would refuse.
@@ -108,7 +108,7 @@ async def test_an_hour_forward_and_back_under_load(
         assert all(0 <= ms < 90_000 for ms in took_ms), "a time was taken from the date"
 
 
-async def test_the_access_log_follows_a_date_that_was_corrected(
+async def test_the_access_log_uses_the_date_that_was_corrected_after_the_start(
     tmp_path: Path, clock: ShiftedClock
 ) -> None:
     """The access log uses a date that was corrected after the router's start, since a machine may

@@ -17,7 +17,9 @@ from tests.live.stack import MODEL, Stack, engine_arguments, until
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Good day. " * 40}]}
 
 
-async def test_a_converted_command_line_serves_chats_and_keeps_its_cap(tmp_path: Path) -> None:
+async def test_a_converted_sglang_command_line_serves_chats_and_keeps_its_limit(
+    tmp_path: Path,
+) -> None:
     file, port, admin = tmp_path / "router.yaml", lasting_port(), lasting_port()
     async with Programs(tmp_path) as programs, aiohttp.ClientSession() as http:
         workers = [

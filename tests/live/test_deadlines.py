@@ -51,7 +51,9 @@ async def test_a_deadline_that_passes_before_an_answer_is_504_and_stops_the_work
         await assert_nobody_is_blamed(stack)
 
 
-async def test_an_answer_that_has_begun_is_cut_so_that_it_cannot_look_whole(tmp_path: Path) -> None:
+async def test_a_deadline_cuts_a_begun_answer_so_that_it_does_not_look_complete(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, workers=1, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1], "max_tokens": 2_000, "stream": True}
         url = f"{stack.url}/v1/completions"
@@ -70,7 +72,9 @@ async def test_a_held_request_is_refused_when_its_deadline_passes(tmp_path: Path
         await assert_nobody_is_blamed(stack)
 
 
-async def test_a_bound_for_all_requests_holds_where_the_client_says_none(tmp_path: Path) -> None:
+async def test_the_routers_own_total_timeout_holds_without_a_clients_deadline(
+    tmp_path: Path,
+) -> None:
     router = ["--policy", "tests.live.holding:hold_all", "--timeouts-total-s", "0.1"]
     async with running(tmp_path, workers=1, router=router) as stack:
         for headers in ({}, {OWN: "0"}, {OWN: "60000"}):
@@ -78,7 +82,7 @@ async def test_a_bound_for_all_requests_holds_where_the_client_says_none(tmp_pat
             assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
 
 
-async def test_the_worker_is_told_what_is_left_and_nonsense_is_the_clients_fault(
+async def test_the_worker_gets_the_remaining_time_and_an_invalid_deadline_gets_400(
     tmp_path: Path,
 ) -> None:
     heads: list[bytes] = []

@@ -158,7 +158,7 @@ async def standing(log_dir: Path, seconds: float) -> AsyncIterator[Ground]:
         *(pytest.param(harm, FULL_S, 200, 200.0, marks=FULL) for harm in HARMS),
     ],
 )
-async def test_what_another_worker_could_serve_is_served(
+async def test_requests_that_another_worker_can_serve_survive_repeated_faults(
     tmp_path: Path, harm: str, seconds: float, streams: int, rate: float
 ) -> None:
     async with standing(tmp_path, seconds) as ground:

@@ -41,7 +41,7 @@ async def test_a_killed_worker_returns_cold_and_its_new_events_are_followed(tmp_
         assert second["expected"] == second["cached"] == len(PROMPT)
 
 
-async def test_a_restart_between_two_looks_is_noticed_by_counters_that_went_back(
+async def test_a_restart_between_two_polls_is_noticed_by_counters_that_went_back(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, workers=1) as stack:
@@ -68,7 +68,7 @@ async def test_a_restart_between_two_looks_is_noticed_by_counters_that_went_back
         assert (first["expected"], first["cached"]) == (0, 0)
 
 
-async def test_another_engine_at_the_same_address_is_recognized_anew(tmp_path: Path) -> None:
+async def test_another_engine_at_the_same_address_is_recognized_again(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         await warmed(stack)
         await kill(stack)
@@ -84,7 +84,7 @@ async def test_another_engine_at_the_same_address_is_recognized_anew(tmp_path: P
         assert (await explained(stack, PROMPT, "other"))["expected"] == 0
 
 
-async def test_a_frozen_worker_is_put_aside_and_comes_back_with_what_it_held(
+async def test_a_frozen_worker_gets_no_requests_and_returns_with_its_known_cache(
     tmp_path: Path,
 ) -> None:
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
@@ -101,7 +101,7 @@ async def test_a_frozen_worker_is_put_aside_and_comes_back_with_what_it_held(
         assert again["expected"] == again["cached"] == len(PROMPT)
 
 
-async def test_a_worker_without_events_is_mirrored_and_forgotten_when_it_dies(
+async def test_the_cache_of_a_worker_without_events_is_modelled_until_it_dies(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, workers=0) as stack:
@@ -118,7 +118,7 @@ async def test_a_worker_without_events_is_mirrored_and_forgotten_when_it_dies(
         assert (await explained(stack, [*PROMPT, 3]))["expected"] == 0
 
 
-async def test_thresholds_change_by_reload_without_losing_what_is_known(tmp_path: Path) -> None:
+async def test_a_reload_of_thresholds_keeps_the_known_caches(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("policy: hybrid\n")
     async with running(tmp_path, workers=1) as stack:
@@ -153,7 +153,7 @@ async def test_thresholds_change_by_reload_without_losing_what_is_known(tmp_path
         assert (await explained(other, [*PROMPT, 4]))["cached"] == len(PROMPT)
 
 
-async def test_what_a_frozen_worker_owes_is_answered_by_another_one(tmp_path: Path) -> None:
+async def test_requests_at_a_frozen_worker_are_answered_by_another_worker(tmp_path: Path) -> None:
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=2, router=[*router, "--policy", "round_robin"]) as stack:
         frozen = stack.workers[0].process
@@ -168,7 +168,7 @@ async def test_what_a_frozen_worker_owes_is_answered_by_another_one(tmp_path: Pa
         await stack.assert_idle()
 
 
-async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: Path) -> None:
+async def test_a_request_waits_for_a_frozen_worker_if_there_is_no_other(tmp_path: Path) -> None:
     router = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.2"]
     async with running(tmp_path, workers=1, router=router) as stack:
         freeze(stack.workers[0].process.pid)
@@ -189,14 +189,16 @@ async def hit_tokens(stack: Stack, prompt: list[int], model: str = MODEL) -> dic
         return {best["worker"]: best["hit_tokens"] for best in (await reply.json())["best"]}
 
 
-async def test_a_request_that_an_engine_refuses_is_expected_nowhere(tmp_path: Path) -> None:
+async def test_a_request_that_an_engine_refuses_adds_no_expected_hits(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         status, answer = await stack.complete([*PROMPT, 1], best_of=3)
         assert (status, answer["error"]["param"]) == (400, "best_of")
         assert await hit_tokens(stack, [*PROMPT, 2]) == {0: 0}
 
 
-async def test_while_an_engine_cannot_be_heard_its_cache_is_not_known(tmp_path: Path) -> None:
+async def test_a_cache_is_unknown_while_the_engines_events_cannot_be_received(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, workers=0) as stack:
         engine = await stack.programs.start("engine", "engine", engine_arguments())
         async with stack.http.get(f"{engine.url}/kv_event_sources") as reply:

@@ -37,7 +37,7 @@ def spec(tmp_path: Path) -> str:
     return str(found)
 
 
-def test_in_the_simulator(spec: str, tmp_path: Path) -> None:
+def test_the_contributing_guides_policy_runs_in_the_simulator(spec: str, tmp_path: Path) -> None:
     replay = [sys.executable, "-m", "simulator", "replay", str(TRACE), "--requests", "100"]
     done = subprocess.run(
         [*replay, "--policy", "hybrid", "--policy", spec, "--json", "out.json"],
@@ -54,7 +54,9 @@ def test_in_the_simulator(spec: str, tmp_path: Path) -> None:
     assert re.search(rf'"{MODULE}:spare_the_newest.extra_tokens": ?500.0', report)
 
 
-async def test_in_the_router(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_contributing_guides_policy_runs_in_the_router(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with running(tmp_path, workers=2, router=["--policy", spec]) as stack:
         headers = {"x-warmroute-explain": "1"}

@@ -45,7 +45,7 @@ async def answered(stack: Stack, request: int) -> dict[str, Any]:
     return kept
 
 
-async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Path) -> None:
+async def test_the_explain_header_the_admin_page_and_the_log_agree(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     async with running(
         tmp_path, workers=2, router=["--policy", "hybrid", "--request-log", str(log)]
@@ -82,7 +82,7 @@ async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Pat
         assert 0 <= lines[1]["sent_ms"] < lines[1]["ttft_ms"]
 
 
-async def test_every_nth_request_is_kept_in_full_for_the_operator(tmp_path: Path) -> None:
+async def test_every_nth_decision_is_kept_with_all_workers_for_the_operator(tmp_path: Path) -> None:
     async with running(
         tmp_path, workers=2, router=["--policy", "hybrid", "--explain-every", "3"]
     ) as stack:
@@ -95,7 +95,7 @@ async def test_every_nth_request_is_kept_in_full_for_the_operator(tmp_path: Path
         assert (await page(stack, "request=" + "9" * 40))[0] == 400
 
 
-async def test_who_may_not_ask_is_told_nothing(tmp_path: Path) -> None:
+async def test_clients_without_the_right_to_explanations_get_none(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1, router=["--explain", "false"]) as stack:
         body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
         for how in ("1", "full"):
@@ -106,7 +106,7 @@ async def test_who_may_not_ask_is_told_nothing(tmp_path: Path) -> None:
         assert "workers" not in (await page(stack, "request=0"))[1]["decisions"][0]
 
 
-async def test_why_a_request_waits_can_be_asked_while_it_does_and_stands_in_its_refusal(
+async def test_a_held_request_is_explained_while_it_waits_and_in_its_refusal(
     tmp_path: Path,
 ) -> None:
     policy = ["--policy", "tests.live.holding:hold_all", "--limits-hold-s", "1.5"]

@@ -116,7 +116,9 @@ async def chat(url: str) -> str:
 
 
 @pytest.mark.parametrize("without", EXTRAS, indirect=True)
-async def test_a_router_without_an_extra_answers_and_ends(without: Without, tmp_path: Path) -> None:
+async def test_a_router_without_one_extra_serves_requests_and_stops(
+    without: Without, tmp_path: Path
+) -> None:
     admin = [] if without.extra == "admin" else ["--admin-port", "0"]
     async with Programs(tmp_path / "logs") as programs:
         worker = await programs.start("worker", "engine", engine_arguments())
@@ -135,7 +137,7 @@ async def test_a_router_without_an_extra_answers_and_ends(without: Without, tmp_
 
 
 @pytest.mark.parametrize("without", ASKING, indirect=True)
-async def test_what_asks_for_an_extra_that_is_not_there_is_refused(without: Without) -> None:
+async def test_flags_that_need_a_missing_extra_are_rejected(without: Without) -> None:
     arguments, key = ASKING[without.extra]
     status, errors = await without.said("serve", "--worker", "http://127.0.0.1:1", *arguments)
     assert status == 2
@@ -147,9 +149,7 @@ async def test_what_asks_for_an_extra_that_is_not_there_is_refused(without: With
 @pytest.mark.parametrize(
     ("without", "command"), [("doctor", "doctor"), ("admin", "kv")], indirect=["without"]
 )
-async def test_a_command_of_an_extra_says_that_it_is_not_there(
-    without: Without, command: str
-) -> None:
+async def test_a_command_of_a_missing_extra_names_the_extra(without: Without, command: str) -> None:
     status, errors = await without.said(command, "http://127.0.0.1:1")
     assert (status, errors) == (
         1,
@@ -157,7 +157,7 @@ async def test_a_command_of_an_extra_says_that_it_is_not_there(
     )
 
 
-def test_each_folder_on_the_floor_of_extras_is_tried() -> None:
+def test_each_extra_in_pyproject_is_tried() -> None:
     text = (OWN / "pyproject.toml").read_text(encoding="utf-8")
     (line,) = [one for one in text.splitlines() if "discovery | doctor" in one]
     assert set(EXTRAS) == set(line.partition('"')[2].partition('"')[0].split(" | "))

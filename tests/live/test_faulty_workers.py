@@ -41,7 +41,7 @@ async def harm_for(front: FaultyFront, harm: Harm, seconds: float) -> None:
         *(pytest.param(one, FULL_S, marks=FULL) for one in HARMS),
     ],
 )
-async def test_what_one_worker_does_wrong_another_one_makes_good(
+async def test_requests_that_fail_at_one_worker_succeed_at_another(
     tmp_path: Path, harm: Harm, seconds: float
 ) -> None:
     async with running(tmp_path, workers=2, router=[*ROUTER, *QUICK]) as stack:
@@ -71,7 +71,7 @@ async def test_what_one_worker_does_wrong_another_one_makes_good(
             await until_as_before(stack, before)
 
 
-async def test_eighty_requests_that_are_refused_change_nothing(tmp_path: Path) -> None:
+async def test_eighty_refused_requests_change_no_workers_state(tmp_path: Path) -> None:
     async with (
         running(tmp_path, workers=1, router=[*ROUTER, "--policy", "round_robin"]) as stack,
         faulty(stack.workers[0].url, stack.http) as front,
@@ -88,7 +88,7 @@ async def test_eighty_requests_that_are_refused_change_nothing(tmp_path: Path) -
         await stack.assert_idle()
 
 
-async def test_with_all_but_one_dead_that_one_serves(tmp_path: Path) -> None:
+async def test_with_all_workers_but_one_dead_the_last_serves(tmp_path: Path) -> None:
     async with running(tmp_path, workers=4, router=[*ROUTER, *QUICK]) as stack:
         load, rng = Load(), random.Random(3)
 
@@ -109,7 +109,7 @@ async def test_with_all_but_one_dead_that_one_serves(tmp_path: Path) -> None:
         await stack.assert_idle()
 
 
-async def test_a_stopped_worker_is_left_alone_at_once_and_its_streams_go_on_when_it_does(
+async def test_a_stopped_worker_gets_no_new_request_and_its_streams_continue_later(
     tmp_path: Path,
 ) -> None:
     """A worker that stops responding gets no new request before probes find it down, which takes

@@ -49,7 +49,9 @@ async def source_of(http: aiohttp.ClientSession, url: str) -> ZmqSource:
 
 
 @pytest.mark.parametrize("ask", ["live", "replay", "snapshot"])
-async def test_our_engines_blocks_are_those_that_xxhash_says(tmp_path: Path, ask: str) -> None:
+async def test_block_hashes_of_the_warmroute_engine_are_those_of_xxhash(
+    tmp_path: Path, ask: str
+) -> None:
     async with engine(tmp_path) as (program, http), rig() as one:
         source = await source_of(http, program.url)
         if ask == "snapshot":
@@ -128,7 +130,7 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
     context.destroy(linger=0)
 
 
-async def test_prompts_with_ids_of_images_find_the_blocks_that_events_tell_of(
+async def test_prompts_with_image_ids_go_to_the_worker_whose_events_have_the_blocks(
     tmp_path: Path,
 ) -> None:
     """Requests with ids of images go to the worker whose events have the blocks, and their bodies

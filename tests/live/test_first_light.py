@@ -24,14 +24,14 @@ def stack(shared: Stack) -> Stack:
     return shared
 
 
-async def test_a_worker_given_by_url_alone_is_recognized(stack) -> None:
+async def test_a_worker_configured_by_its_url_only_is_recognized(stack) -> None:
     for row in await stack.rows():
         assert (row["kind"], row["models"], row["block_size"]) == ("warmroute", [MODEL], 16)
         assert row["events"].startswith("tcp://")
         assert row["kv_capacity_tokens"] > 100_000
 
 
-async def test_the_second_request_goes_to_the_warm_worker_by_its_own_events(stack) -> None:
+async def test_the_second_request_goes_to_the_worker_whose_events_have_its_prefix(stack) -> None:
     async def explained(suffix: list[int]) -> dict:
         body = {"model": MODEL, "prompt": PREFIX + suffix, "max_tokens": 1}
         headers = {"x-warmroute-explain": "1"}
@@ -73,7 +73,7 @@ async def test_streams_carry_every_token_and_usage(stack) -> None:
     await stack.assert_idle()
 
 
-async def test_the_same_prompt_gives_the_same_tokens_through_router_and_directly(stack) -> None:
+async def test_a_prompt_gives_the_same_tokens_through_the_router_and_directly(stack) -> None:
     _, through = await stack.complete([5, 6, 7], max_tokens=8)
     body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8}
     async with stack.http.post(f"{stack.workers[2].url}/v1/completions", json=body) as reply:
@@ -81,7 +81,7 @@ async def test_the_same_prompt_gives_the_same_tokens_through_router_and_directly
     assert through["choices"][0]["text"] == direct["choices"][0]["text"]
 
 
-async def test_text_without_a_tokenizer_is_placed_approximately_and_sticks(stack) -> None:
+async def test_text_without_a_tokenizer_is_routed_approximately_to_one_worker(stack) -> None:
     text = "the quick brown fox jumps over the lazy dog " * 60
     seen = set()
     for i in range(4):
@@ -96,7 +96,7 @@ async def test_text_without_a_tokenizer_is_placed_approximately_and_sticks(stack
     assert len(seen) == 1
 
 
-async def test_a_chat_with_a_field_nobody_knows_is_answered(stack) -> None:
+async def test_a_chat_with_an_unknown_field_is_answered(stack) -> None:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "hello there"}],
@@ -109,7 +109,7 @@ async def test_a_chat_with_a_field_nobody_knows_is_answered(stack) -> None:
     assert (reply.status, answer["object"]) == (200, "chat.completion")
 
 
-async def test_many_at_once_are_spread_and_nothing_is_lost(stack) -> None:
+async def test_sixty_concurrent_requests_are_spread_and_none_is_lost(stack) -> None:
     answers = await asyncio.gather(*(stack.complete([i] * 100, max_tokens=3) for i in range(60)))
     assert [status for status, _ in answers] == [200] * 60
     await stack.assert_idle()
@@ -126,7 +126,7 @@ async def test_models_health_and_metrics_answer(stack) -> None:
         assert reply.status == 404  # this path is the admin port's, not the clients'
 
 
-async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(stack) -> None:
+async def test_explain_shows_the_latest_decisions_and_can_decide_without_dispatch(stack) -> None:
     before = [r["inflight_requests"] for r in await stack.rows()]
     body = {"model": MODEL, "prompt": PREFIX}
     tried: dict[str, Any] = {}
@@ -146,7 +146,7 @@ async def test_explain_shows_the_latest_decisions_and_tries_one_without_sending(
         assert len((await reply.json())["decisions"]) == 2
 
 
-async def test_a_client_that_leaves_during_a_silent_prefill_stops_the_worker(stack) -> None:
+async def test_a_client_that_disconnects_during_prefill_stops_the_worker(stack) -> None:
     slow = await stack.programs.start(
         "slow", "engine", engine_arguments(speed=0.01, **{"model-name": "slow"})
     )
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_during_a_silent_prefill_stops_the_worker(sta
     slow.process.terminate()
 
 
-async def test_a_client_that_leaves_during_the_stream_stops_the_worker(stack) -> None:
+async def test_a_client_that_disconnects_during_the_stream_stops_the_worker(stack) -> None:
     body = {"model": MODEL, "prompt": [3] * 50, "max_tokens": 20_000, "stream": True}
     reply = await stack.http.post(f"{stack.url}/v1/completions", json=body)
     await reply.content.readline()
@@ -177,7 +177,7 @@ async def test_a_client_that_leaves_during_the_stream_stops_the_worker(stack) ->
     await stack.assert_idle()
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(stack) -> None:
+async def test_a_draining_worker_finishes_its_requests_and_takes_no_new_ones(stack) -> None:
     extra = await stack.programs.start("extra", "engine", engine_arguments())
     worker_id = await stack.add(extra.url)
     async with stack.http.post(f"{stack.admin}/workers/{worker_id}/drain") as reply:
@@ -195,7 +195,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(stack) -> None:
     extra.process.terminate()
 
 
-async def test_a_killed_worker_is_replaced_within_the_request_and_rediscovered(stack) -> None:
+async def test_requests_move_from_a_killed_worker_which_is_used_again_after_restart(stack) -> None:
     """No request is lost when a worker is killed under load, and the worker is used again after its
     restart.
     """

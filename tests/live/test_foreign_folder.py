@@ -44,12 +44,14 @@ async def ended(folder: Path, program: str, *arguments: str) -> tuple[int | None
     return process.returncode, said.decode()
 
 
-async def test_advise_is_ours(folder: Path) -> None:
+async def test_the_advise_command_ignores_modules_of_the_current_folder(folder: Path) -> None:
     code, said = await ended(folder, "warmroute", "advise", "--help")
     assert (code, "usage: warmroute-sim advise" in said) == (0, True), said
 
 
-async def test_a_stack_is_ours_and_has_the_policy_of_the_folder(folder: Path) -> None:
+async def test_the_stack_command_loads_only_the_policy_from_the_current_folder(
+    folder: Path,
+) -> None:
     policy = ("--policy", "my_routing:own")
     ports = ("--port", "0", "--admin-port", "0")
     process = await started(folder, "warmroute-sim", "stack", "--workers", "1", *policy, *ports)
@@ -67,7 +69,9 @@ async def test_a_stack_is_ours_and_has_the_policy_of_the_folder(folder: Path) ->
         await asyncio.wait_for(process.communicate(), 4 * WAIT_S)
 
 
-async def test_a_router_finds_the_policy_and_names_a_clash(folder: Path) -> None:
+async def test_the_router_loads_a_policy_of_the_current_folder_and_names_clashes(
+    folder: Path,
+) -> None:
     file = folder / "router.yaml"
     file.write_text("policy: my_routing:own\n")
     code, said = await ended(folder, "warmroute", "config", "--check", "router.yaml")

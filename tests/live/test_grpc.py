@@ -86,7 +86,7 @@ def bytes_of(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-async def test_a_call_goes_to_a_worker_and_its_answer_back(stack: Stack) -> None:
+async def test_a_call_is_forwarded_to_a_worker_and_its_answer_to_the_client(stack: Stack) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
         call = stub.ModelInfer(asked("ok"), metadata=(("x-request-id", "7"), ("mine", "a")))
         answer = await call
@@ -97,7 +97,7 @@ async def test_a_call_goes_to_a_worker_and_its_answer_back(stack: Stack) -> None
         assert one.metadata[0]["x-request-id"] == "7"
 
 
-async def test_a_full_queue_and_a_failing_worker_mean_another_one(stack: Stack) -> None:
+async def test_a_call_moves_from_a_worker_that_is_full_or_fails(stack: Stack) -> None:
     async with grpc_worker(full=True) as full, grpc_worker() as free, stub_of(stack) as stub:
         async with behind(stack, full, free) as ids:
             for n in range(8):
@@ -117,7 +117,7 @@ async def test_a_full_queue_and_a_failing_worker_mean_another_one(stack: Stack) 
             assert answer.infer_response.id == "full-2"
 
 
-async def test_a_stream_that_breaks_off_ends_with_one_error_and_the_others_go_on(
+async def test_a_request_that_breaks_off_gets_one_error_and_other_requests_continue(
     stack: Stack,
 ) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
@@ -136,7 +136,7 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_and_the_others_go_on
         assert code == (grpc.StatusCode.UNAVAILABLE, broken)
 
 
-async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> None:
+async def test_disconnects_and_deadlines_end_the_calls_at_the_worker(stack: Stack) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
 
         async def gone(id: str) -> None:
@@ -186,7 +186,7 @@ async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> N
         await gone("hang-3")
 
 
-async def test_a_slow_reader_pauses_its_worker_and_nobody_else(stack: Stack) -> None:
+async def test_a_slow_reader_pauses_only_its_own_stream(stack: Stack) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
         stream = stub.ModelStreamInfer()
         await stream.write(asked("flood"))
@@ -207,7 +207,7 @@ async def test_a_slow_reader_pauses_its_worker_and_nobody_else(stack: Stack) -> 
         assert count == one.seen["flooded"]
 
 
-async def test_messages_that_are_none_and_calls_that_are_unknown(stack: Stack) -> None:
+async def test_malformed_messages_and_unknown_methods_get_grpc_errors(stack: Stack) -> None:
     address = stack.router.facts["grpc"]
     async with grpc_worker() as one, behind(stack, one):
         async with grpc.aio.insecure_channel(address) as channel:
@@ -250,7 +250,7 @@ async def test_messages_that_are_none_and_calls_that_are_unknown(stack: Stack) -
         assert one.seen == {}
 
 
-async def test_bytes_that_are_no_grpc_hurt_nobody(stack: Stack) -> None:
+async def test_bytes_that_are_not_grpc_disturb_no_other_client(stack: Stack) -> None:
     draw = random.Random(5)
     host, _, port = stack.router.facts["grpc"].rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -276,7 +276,7 @@ async def test_bytes_that_are_no_grpc_hurt_nobody(stack: Stack) -> None:
         assert (await stub.ModelInfer(asked("ok"))).id == "ok"
 
 
-async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
+async def test_a_worker_without_grpc_gets_no_grpc_call(stack: Stack) -> None:
     async with grpc_worker() as one, stub_of(stack) as stub:
         worker_id = await stack.add(f"{one.url},grpc=none")
         row = await stack.row(worker_id)
@@ -290,7 +290,7 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
             assert (await stack.row(ids[0]))["grpc"] == one.address
 
 
-async def test_a_wrong_address_of_grpc_leaves_http_alone(stack: Stack) -> None:
+async def test_a_wrong_grpc_address_does_not_affect_http(stack: Stack) -> None:
     async with grpc_worker() as one, grpc_worker() as wrong, stub_of(stack) as stub:
         await wrong.stop_grpc()
         async with behind(stack, wrong) as ids:
@@ -306,7 +306,7 @@ async def test_a_wrong_address_of_grpc_leaves_http_alone(stack: Stack) -> None:
                     assert (await stub.ModelInfer(asked("ok"))).id == "ok"
 
 
-async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
+async def test_grpc_and_metrics_that_start_later_than_http_are_found(stack: Stack) -> None:
     """The router finds gRPC and metrics of a worker that were not ready when it recognized the
     worker: its gRPC port accepted connections without answering.
     """
@@ -334,7 +334,7 @@ async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
             await stack.remove(worker_id)
 
 
-async def test_health_is_that_of_the_pool(stack: Stack) -> None:
+async def test_grpc_health_reflects_the_pool(stack: Stack) -> None:
     from grpc import aio
 
     async with aio.insecure_channel(stack.router.facts["grpc"]) as channel:
@@ -354,7 +354,7 @@ async def test_health_is_that_of_the_pool(stack: Stack) -> None:
         watch.cancel()
 
 
-async def test_keys_are_asked_for_and_tls_is_spoken(
+async def test_grpc_requires_api_keys_and_supports_tls(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("secure")
@@ -395,7 +395,7 @@ async def test_keys_are_asked_for_and_tls_is_spoken(
             assert code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_who_only_listens_does_not_keep_the_router_from_its_end(
+async def test_idle_streams_and_watches_do_not_delay_the_shutdown(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("listened")
@@ -428,7 +428,7 @@ async def test_who_only_listens_does_not_keep_the_router_from_its_end(
             assert await asyncio.wait_for(stack.router.process.wait(), 60) == 0
 
 
-async def test_a_worker_that_is_back_is_asked_again(stack: Stack) -> None:
+async def test_a_restarted_worker_gets_grpc_calls_again(stack: Stack) -> None:
     port = lasting_port()
     async with grpc_worker(port=port) as one, stub_of(stack) as stub:
         worker_id = await stack.add(f"{one.url},grpc={one.address}")
@@ -446,7 +446,7 @@ async def test_a_worker_that_is_back_is_asked_again(stack: Stack) -> None:
         await stack.remove(worker_id)
 
 
-async def test_what_runs_ends_before_the_router_does(
+async def test_running_calls_end_before_the_router_stops(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("stopped")
@@ -467,7 +467,9 @@ async def test_what_runs_ends_before_the_router_does(
         assert "leaked" not in stack.router.log.read_text(), "by the native objects' own account"
 
 
-async def test_what_waits_for_a_models_limit_is_refused_as_by_a_full_triton(tmp_path: Path) -> None:
+async def test_requests_over_a_models_limit_wait_and_are_refused_like_by_triton(
+    tmp_path: Path,
+) -> None:
     """Requests that wait for a model's limit are served in the order of Triton's priorities, and
     refused as by a full Triton after their own timeout.
     """

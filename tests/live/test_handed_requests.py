@@ -129,7 +129,7 @@ async def ends(stack: Stack) -> None:
     assert await asyncio.wait_for(stack.router.process.wait(), 40) == 0
 
 
-async def test_streams_run_on_and_are_charged_at_the_new_router(tmp_path: Path) -> None:
+async def test_streams_continue_and_are_charged_at_the_new_router(tmp_path: Path) -> None:
     async with ground(tmp_path) as one:
         before = await one.start("before")
         streams = await streams_at(before, range(STREAMS), STREAMS)
@@ -151,7 +151,7 @@ async def test_streams_run_on_and_are_charged_at_the_new_router(tmp_path: Path) 
         await after.assert_idle()
 
 
-async def test_what_workers_report_is_not_counted_twice(tmp_path: Path) -> None:
+async def test_the_load_that_workers_report_is_not_counted_twice(tmp_path: Path) -> None:
     async with Programs(tmp_path) as programs, aiohttp.ClientSession() as http:
         workers = [await programs.start("w", "engine", engine_arguments(speed=1))]
         routers = Routers(programs, tmp_path, workers)
@@ -172,7 +172,7 @@ async def test_what_workers_report_is_not_counted_twice(tmp_path: Path) -> None:
         await after.assert_idle()
 
 
-async def test_a_stop_of_the_router_before_gives_its_streams_shutdown_s(tmp_path: Path) -> None:
+async def test_stopping_the_old_router_gives_its_streams_shutdown_s(tmp_path: Path) -> None:
     async with ground(tmp_path) as one:
         before = await one.start("before")
         streams = await streams_at(before, range(STREAMS), STREAMS)
@@ -185,7 +185,7 @@ async def test_a_stop_of_the_router_before_gives_its_streams_shutdown_s(tmp_path
         await after.assert_idle()
 
 
-async def test_what_handover_s_allows_is_all_that_streams_get(tmp_path: Path) -> None:
+async def test_streams_of_the_old_router_end_after_handover_s(tmp_path: Path) -> None:
     async with ground(tmp_path) as one:
         flags = ("--timeouts-handover-s", "0.5")
         before = await one.start("before", *flags)
@@ -197,7 +197,7 @@ async def test_what_handover_s_allows_is_all_that_streams_get(tmp_path: Path) ->
         assert set(await asyncio.gather(*streams)) == {-1.0}
 
 
-async def test_a_router_before_that_is_killed_takes_its_charges_along(tmp_path: Path) -> None:
+async def test_killing_the_old_router_removes_its_charges(tmp_path: Path) -> None:
     async with ground(tmp_path) as one:
         before = await one.start("before")
         streams = await streams_at(before, range(STREAMS), STREAMS)
@@ -211,7 +211,7 @@ async def test_a_router_before_that_is_killed_takes_its_charges_along(tmp_path: 
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_the_third_router_charges_what_both_before_it_have(
+async def test_a_third_router_charges_the_requests_of_both_older_routers(
     tmp_path: Path, killed: bool
 ) -> None:
     """A third router charges the requests of both routers before it, even if the second one dies at
@@ -240,7 +240,7 @@ async def test_the_third_router_charges_what_both_before_it_have(
         await third.assert_idle()
 
 
-async def test_a_follower_that_fails_to_start_leaves_the_router_and_its_streams(
+async def test_a_new_router_that_fails_to_start_leaves_the_old_one_and_its_streams(
     tmp_path: Path,
 ) -> None:
     async with ground(tmp_path) as one:

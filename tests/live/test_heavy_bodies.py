@@ -94,7 +94,9 @@ async def waits_beside(stack: Stack, client: Process, heavy: Heavy, most_ms: flo
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("which", ["usual", pytest.param("all", marks=pytest.mark.full)])
 @pytest.mark.parametrize("tokenizer", [False, True], ids=["text", "tokens"])
-async def test_nobody_waits_for_a_heavy_body(tmp_path: Path, which: str, tokenizer: bool) -> None:
+async def test_other_clients_do_not_wait_for_a_heavy_body(
+    tmp_path: Path, which: str, tokenizer: bool
+) -> None:
     flags = ["--tokenizer", str(write_model(tmp_path))] if tokenizer else []
     slow: dict[str, list[float]] = {}
     async with (

@@ -23,7 +23,7 @@ async def held(stack: Stack, count: int) -> None:
     await until(reached, f"{count} requests to be held")
 
 
-async def test_a_client_that_leaves_while_held_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_while_held_leaves_no_request(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1, router=HOLDING) as stack:
         asking = [asyncio.create_task(stack.complete([n])) for n in range(3)]
         await held(stack, 3)
@@ -34,7 +34,7 @@ async def test_a_client_that_leaves_while_held_leaves_nothing(tmp_path: Path) ->
         await stack.assert_idle()
 
 
-async def test_a_held_request_is_refused_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_a_held_request_is_refused_after_the_hold_limit(tmp_path: Path) -> None:
     router = [*HOLDING, "--limits-hold-s", "0.3", "--limits-hold-requests", "2"]
     async with running(tmp_path, workers=1, router=router) as stack:
         asking = [asyncio.create_task(stack.complete([n])) for n in range(2)]
@@ -46,7 +46,7 @@ async def test_a_held_request_is_refused_when_its_time_is_over(tmp_path: Path) -
         await stack.assert_idle()
 
 
-async def test_shutdown_ends_in_time_with_requests_held_and_streams_running(
+async def test_shutdown_ends_in_time_despite_held_requests_and_running_streams(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "router.yaml"
@@ -73,7 +73,7 @@ async def test_shutdown_ends_in_time_with_requests_held_and_streams_running(
         assert "Traceback" not in stack.router.log.read_text()
 
 
-async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Path) -> None:
+async def test_each_reload_logs_the_keys_that_it_cannot_change(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("policy: round_robin\n")
     async with running(tmp_path, workers=1, router=["--config", str(file)]) as stack:
@@ -87,7 +87,7 @@ async def test_what_a_reload_refused_is_said_again_by_the_next_one(tmp_path: Pat
             await until(said, f"the refusal, {times} times")
 
 
-async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_told(
+async def test_a_models_limit_holds_over_all_workers_and_excess_requests_wait(
     tmp_path: Path,
 ) -> None:
     """A model's limit holds over both workers together: other requests wait by priority, within

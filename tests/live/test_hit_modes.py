@@ -58,7 +58,7 @@ async def started(stack: Stack, model: Path, **options: Any) -> str:
     return stack.workers[-1].url
 
 
-async def test_a_worker_that_tells_all_is_exact_and_one_without_events_is_not(
+async def test_a_worker_with_all_events_is_exact_and_one_without_events_is_not(
     tmp_path: Path,
 ) -> None:
     async with engines(tmp_path) as (stack, model):
@@ -82,19 +82,19 @@ async def test_a_worker_that_tells_all_is_exact_and_one_without_events_is_not(
             assert decision["hits"] == row["hits"]
 
 
-async def test_without_a_tokenizer_all_is_approximate(tmp_path: Path) -> None:
+async def test_without_a_tokenizer_hits_are_approximate(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         assert await cause_of(stack) == ("approximate", "no-tokenizer")
         assert (await stack.row(0))["hits"]["lift"] == "--tokenizer DIR"
 
 
-async def test_another_tokenizer_than_the_engine_s_is_approximate(tmp_path: Path) -> None:
+async def test_with_another_tokenizer_than_the_engines_hits_are_approximate(tmp_path: Path) -> None:
     router = ["--tokenizer", str(write_model(tmp_path / "model"))]
     async with running(tmp_path, workers=1, router=router) as stack:
         await until_cause(stack, ("approximate", "tokens-differ"))
 
 
-async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
+async def test_a_router_started_after_an_engine_without_replay_has_degraded_hits(
     tmp_path: Path,
 ) -> None:
     """A router that starts after an engine without replay shows its hits as degraded, and as exact
@@ -118,7 +118,7 @@ async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
         await until_cause(stack, EXACT)
 
 
-async def test_a_worker_that_is_down_has_no_mode(tmp_path: Path) -> None:
+async def test_a_worker_that_is_down_has_no_hit_mode(tmp_path: Path) -> None:
     async with engines(tmp_path) as (stack, model):
         await stack.add(await started(stack, model))
         await until_cause(stack, EXACT)

@@ -113,7 +113,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timeout(900)
-async def test_honest_short_answers_cost_no_retry_and_no_worker(tmp_path: Path) -> None:
+async def test_short_answers_cause_no_retry_and_eject_no_worker(tmp_path: Path) -> None:
     async with told(tmp_path, ["", ""]) as stack:
         todo = [case for case in honest() for _ in range(EACH)]
 
@@ -130,7 +130,7 @@ async def test_honest_short_answers_cost_no_retry_and_no_worker(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["s", "w"])
-async def test_a_worker_that_says_nothing_is_put_aside_and_does_not_come_back(
+async def test_a_worker_that_gives_empty_answers_is_ejected_again_after_each_retry(
     tmp_path: Path, kind: str
 ) -> None:
     """A worker that gives empty answers is ejected, and again if it gives an empty answer when it
@@ -155,7 +155,9 @@ async def test_a_worker_that_says_nothing_is_put_aside_and_does_not_come_back(
 
 
 @pytest.mark.parametrize("name", ["s-error_first", "w-page", "w-nothing"])
-async def test_the_answer_of_the_only_worker_is_its_clients(tmp_path: Path, name: str) -> None:
+async def test_the_client_gets_the_empty_answer_of_the_only_worker(
+    tmp_path: Path, name: str
+) -> None:
     async with told(tmp_path, [""]) as stack:
         status, got = await ask(stack, "/v1/completions", name)
         assert (status, got.strip()) == (200, cases()[name][1].strip())

@@ -164,7 +164,7 @@ async def attacked(
         ),
     ],
 )
-async def test_requests_with_faults_break_nothing(stack, requests: int, seed: int) -> None:
+async def test_mutated_requests_break_nothing(stack, requests: int, seed: int) -> None:
     async with nothing_left(stack), good_clients(stack, "mutated requests"):
         counted = await attacked(stack, "mutated", requests, seed)
     connections = counted["connections"]
@@ -173,7 +173,7 @@ async def test_requests_with_faults_break_nothing(stack, requests: int, seed: in
     assert not counted["500"], counted
 
 
-async def test_the_corpus_reaches_no_worker(stack) -> None:
+async def test_the_corpus_of_ambiguous_requests_reaches_no_worker(stack) -> None:
     async def asked() -> float:
         return await stack.metric("warmroute_decisions_total")
 
@@ -230,7 +230,7 @@ def served_before(stack, addresses: list[str]) -> int:
     return sum(at_s < good_at_s for _, at_s in answers)
 
 
-async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
+async def test_addresses_that_sent_invalid_http_are_served_after_other_addresses(tmp_path) -> None:
     async with running(tmp_path, workers=1) as stack:
         addresses = [f"127.0.2.{number}" for number in range(1, 97)]
         for address in addresses:  # makes the addresses known to the router
@@ -244,7 +244,7 @@ async def test_who_sends_no_http_waits_for_others(tmp_path) -> None:
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_machine(
+async def test_attackers_slow_good_clients_little_more_than_a_null_server_does(
     tmp_path,
 ) -> None:
     """Attackers at the router make good clients wait little longer than attackers at another server
@@ -275,7 +275,7 @@ async def test_what_attackers_cost_good_clients_is_mostly_what_they_cost_the_mac
     "connections",
     [200, pytest.param(5_000, marks=[pytest.mark.full, pytest.mark.timeout(600)])],
 )
-async def test_many_slow_clients_disturb_nobody(tmp_path, connections: int) -> None:
+async def test_many_slow_clients_disturb_no_other_client(tmp_path, connections: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The router accepts half as many as its limit of open files, and good clients come on top.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3 * connections)), hard))

@@ -18,7 +18,7 @@ async def log_of(stack: Stack) -> str:
     return await asyncio.to_thread(stack.router.log.read_text)
 
 
-async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_gave_it(
+async def test_a_worker_that_claims_every_prompt_without_hits_loses_its_extra_load(
     tmp_path: Path,
 ) -> None:
     """A worker that claims to hold every prompt but reports no hits gets all requests at first;
@@ -80,7 +80,9 @@ async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_g
         assert await forgiven()
 
 
-async def test_one_that_reports_nothing_is_believed(tmp_path: Path) -> None:
+async def test_events_count_in_full_for_a_worker_that_reports_no_cached_tokens(
+    tmp_path: Path,
+) -> None:
     prompts = Prompts(tokens=256)
     claimed = [prompts.next() for _ in range(2 * ANSWERS)]
     async with running(tmp_path, workers=1) as stack, lying(blocks=10_000) as silent:
@@ -99,7 +101,7 @@ async def test_one_that_reports_nothing_is_believed(tmp_path: Path) -> None:
         assert (await stack.row(number))["hit_confidence"] == 1.0
 
 
-async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
+async def test_prompt_logprobs_requests_do_not_lower_confidence_in_events(
     tmp_path: Path,
 ) -> None:
     """Requests for log-probabilities of the prompt, for which vLLM skips its cache, do not lower
@@ -122,7 +124,7 @@ async def test_prompts_whose_own_log_probabilities_are_wanted_refute_nothing(
         assert (await stack.row(number))["hit_confidence"] == 1.0
 
 
-async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
+async def test_a_worker_that_claims_too_many_blocks_gets_as_many_as_fit(
     tmp_path: Path,
 ) -> None:
     """A worker that claims a million blocks gets only as many as fit, and other workers' blocks
@@ -159,7 +161,7 @@ async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
 
 
 @pytest.mark.parametrize("elsewhere", ["tcp://127.0.0.2", "ipc"])
-async def test_events_at_another_host_are_read_where_the_operator_allows_it_only(
+async def test_events_from_another_host_are_read_only_if_the_operator_allows_it(
     tmp_path: Path, elsewhere: str
 ) -> None:
     at = f"ipc://{tmp_path}/events" if elsewhere == "ipc" else elsewhere
@@ -188,7 +190,9 @@ async def test_events_at_another_host_are_read_where_the_operator_allows_it_only
             await until(read, "its events")
 
 
-async def test_an_engine_of_thousands_of_ranks_gets_its_share_of_the_slots(tmp_path: Path) -> None:
+async def test_an_engine_with_thousands_of_ranks_gets_at_most_the_limit_of_ranks(
+    tmp_path: Path,
+) -> None:
     flags = ("--limits-workers", "64", "--limits-ranks", "8")
     async with running(tmp_path, workers=1, router=flags) as stack, lying(ranks=4_000) as liar:
         await stack.add(liar.url)

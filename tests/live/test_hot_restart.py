@@ -88,7 +88,7 @@ async def ready(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_a_router_that_follows_loses_no_request_and_cuts_no_stream(
+async def test_a_hot_restart_loses_no_request_and_cuts_no_stream(
     tmp_path: Path, shared: bool
 ) -> None:
     flags = ["--reuse-port", "true"] if shared else []
@@ -113,7 +113,7 @@ async def test_a_router_that_follows_loses_no_request_and_cuts_no_stream(
         await stack.assert_idle()
 
 
-async def test_calls_by_grpc_go_on_when_a_router_follows(tmp_path: Path) -> None:
+async def test_grpc_calls_continue_during_a_hot_restart(tmp_path: Path) -> None:
     grpc_port = str(lasting_port())
     ends: Counter[str] = Counter()
     stop = asyncio.Event()
@@ -158,7 +158,7 @@ async def enough(load: Load, count: int) -> None:
     await until(reached, f"{count} answers ({load.ends})")
 
 
-async def test_workers_added_and_drained_by_hand_are_so_at_the_next_router(tmp_path: Path) -> None:
+async def test_workers_added_and_drained_by_hand_are_kept_by_a_hot_restart(tmp_path: Path) -> None:
     async with stage(tmp_path) as (routers, http):
         third = await routers.programs.start("worker-2", "engine", engine_arguments())
         before = await routers.start("before")
@@ -186,7 +186,9 @@ async def test_workers_added_and_drained_by_hand_are_so_at_the_next_router(tmp_p
         assert await before.process.wait() == 0
 
 
-async def test_found_workers_are_kept_where_the_follower_cannot_find_them(tmp_path: Path) -> None:
+async def test_discovered_workers_are_kept_if_the_new_router_cannot_discover_them(
+    tmp_path: Path,
+) -> None:
     async with stage(tmp_path) as (routers, http):
         names = tmp_path / "workers.txt"
         names.write_text("".join(f"{one.url}\n" for one in routers.workers))
@@ -208,7 +210,7 @@ async def test_found_workers_are_kept_where_the_follower_cannot_find_them(tmp_pa
         assert await stack.metric("warmroute_discovery_up") == 0
 
 
-async def test_a_follower_that_cannot_start_changes_nothing(tmp_path: Path) -> None:
+async def test_a_new_router_that_cannot_start_changes_nothing(tmp_path: Path) -> None:
     async with stage(tmp_path) as (routers, http):
         before = await routers.start("before")
         stack = Stack(routers.programs, before, routers.workers, http)
@@ -225,7 +227,7 @@ async def test_a_follower_that_cannot_start_changes_nothing(tmp_path: Path) -> N
         assert (await stack.complete([1, 2]))[0] == 200
 
 
-async def test_sigusr2_starts_the_follower_by_the_same_command(tmp_path: Path) -> None:
+async def test_sigusr2_starts_the_new_router_with_the_same_command(tmp_path: Path) -> None:
     async with stage(tmp_path) as (routers, http):
         before = await routers.start("before")
         stack = Stack(routers.programs, before, routers.workers, http)

@@ -52,7 +52,9 @@ def prompt(draw: random.Random, before: list[list[int]], roots: list[list[int]])
     return made[kind][:900]
 
 
-async def test_requests_alone_find_what_is_expected(served: tuple[str, Stack]) -> None:
+async def test_sequential_requests_hit_exactly_the_expected_tokens(
+    served: tuple[str, Stack],
+) -> None:
     name, stack = served
     draw, before = random.Random(3), list[list[int]]()
     roots = [[draw.randrange(1000) for _ in range(300)] for _ in range(3)]

@@ -30,7 +30,7 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-async def test_an_engine_is_asked_and_written_down(tmp_path: Path) -> None:
+async def test_init_recognizes_engines_and_writes_them_to_the_file(tmp_path: Path) -> None:
     out = tmp_path / "router.yaml"
     async with Programs(tmp_path) as programs:
         engine = await programs.start("engine", "engine", engine_arguments())
@@ -54,7 +54,7 @@ async def test_an_engine_is_asked_and_written_down(tmp_path: Path) -> None:
         assert (status, "\nport: " in said) == (0, True)
 
 
-async def test_ports_of_this_machine_are_looked_at(tmp_path: Path) -> None:
+async def test_init_finds_engines_on_local_ports(tmp_path: Path) -> None:
     engine, closed = LightEngine(model='m"\n# x: \u2028'), lasting_port()
     await engine.start()
 
@@ -77,7 +77,7 @@ async def test_ports_of_this_machine_are_looked_at(tmp_path: Path) -> None:
     assert (await used(out))["workers"] == [engine.url]
 
 
-async def test_for_triton_the_file_has_a_port_for_grpc_and_no_tokenizer() -> None:
+async def test_for_triton_the_file_has_a_grpc_port_and_no_tokenizer() -> None:
     pages: dict[str, Any] = {
         "/v2": {"name": "triton", "extensions": ["statistics"]},
         "POST /v2/repository/index": [{"name": "bot", "state": "READY"}],
@@ -96,7 +96,7 @@ async def test_for_triton_the_file_has_a_port_for_grpc_and_no_tokenizer() -> Non
     assert yaml.safe_load(text)["workers"] == [url]
 
 
-async def test_with_nobody_there_the_file_has_an_example(tmp_path: Path) -> None:
+async def test_without_an_engine_the_file_has_an_example_worker(tmp_path: Path) -> None:
     assert await find_engines([], [lasting_port()]) == []
     out = tmp_path / "router.yaml"
     out.write_text(configuration([], 1234, 1235, 1236), encoding="utf-8")
@@ -105,7 +105,7 @@ async def test_with_nobody_there_the_file_has_an_example(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("folder", ["has one", "has none", "relative"])
-async def test_a_local_folder_with_a_tokenizer_is_named(tmp_path: Path, folder: str) -> None:
+async def test_the_file_names_a_local_folder_with_a_tokenizer(tmp_path: Path, folder: str) -> None:
     model = tmp_path / "model"
     model.mkdir()
     if folder != "has none":
@@ -130,7 +130,9 @@ async def test_a_local_folder_with_a_tokenizer_is_named(tmp_path: Path, folder: 
         (["--otu", "x"], "did you mean --out?"),
     ],
 )
-async def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:
+async def test_bad_input_gives_a_one_line_error(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
     given = [text.replace("FOLDER", str(tmp_path)) for text in arguments]
     status, said = await said_by("init", *given)
     assert status == 2
@@ -138,6 +140,6 @@ async def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], says:
     assert len(said.splitlines()) == 1
 
 
-def test_ports_that_are_taken_are_left_alone() -> None:
+def test_free_ports_are_chosen_in_ascending_order() -> None:
     first, second, third = free_ports(20_000)
     assert 20_000 <= first < second < third

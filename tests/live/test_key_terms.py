@@ -33,7 +33,7 @@ async def asked(stack: Stack, key: str, **fields: Any) -> tuple[int, Any, Any]:
         return reply.status, await reply.json(), reply.headers
 
 
-async def test_a_key_allows_what_its_line_says(tmp_path: Path) -> None:
+async def test_a_key_has_the_models_limits_and_priorities_of_its_line(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(
         f"sha256:{hash_of(FREE).hex()} blue\n"
@@ -103,7 +103,7 @@ async def _reloads(stack: Stack, keys: Path) -> None:
     assert await answers(RARE, 429)  # its usage is remembered
 
 
-async def test_tenants_that_are_kept_apart_get_salts_nobody_can_write(tmp_path: Path) -> None:
+async def test_isolated_tenants_get_salts_that_no_client_can_set(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{FREE} blue\n{RARE} green\n{ONE} green salt=x\n")
     router = ["--api-keys-file", str(keys), "--tenants-isolate", "true"]
@@ -129,7 +129,9 @@ async def test_tenants_that_are_kept_apart_get_salts_nobody_can_write(tmp_path: 
         assert hits >= reported > 0
 
 
-async def test_the_salt_is_the_last_field_and_all_else_stays(tmp_path: Path) -> None:
+async def test_the_salt_is_appended_as_the_last_field_and_the_rest_stays_unchanged(
+    tmp_path: Path,
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{FREE} blue salt=s\n{RARE} green\n")
     async with (
@@ -151,7 +153,7 @@ async def test_the_salt_is_the_last_field_and_all_else_stays(tmp_path: Path) -> 
     assert json.loads(salted)["cache_salt"] not in ("mine", "s")
 
 
-async def test_the_admin_port_has_keys_of_its_own(tmp_path: Path) -> None:
+async def test_the_admin_port_has_its_own_keys(tmp_path: Path) -> None:
     keys, admin = tmp_path / "keys", tmp_path / "admin"
     keys.write_text(f"{FREE} blue\n")
     admin.write_text(f"{ONE} operators\n")

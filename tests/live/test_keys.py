@@ -16,7 +16,7 @@ from tests.live.stack import MODEL, misbehaving, running
 KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
 
 
-async def test_keys_are_asked_for_on_inference_paths_and_never_shown(tmp_path: Path) -> None:
+async def test_inference_paths_require_keys_and_no_log_shows_them(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"# tenants\n{KEY} blue\n{OTHER} green  # another\n")
     router = ["--api-keys-file", str(keys), "--log-level", "debug"]
@@ -62,7 +62,7 @@ async def test_a_trusted_peer_names_the_tenant_without_a_key(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("relay", ["auto", "python"])
-async def test_workers_are_told_the_tenant_that_is_known_here_and_no_other(
+async def test_workers_get_the_authenticated_tenant_and_not_the_clients_header(
     tmp_path: Path, relay: str
 ) -> None:
     keys = tmp_path / "keys"
@@ -94,7 +94,7 @@ async def test_workers_are_told_the_tenant_that_is_known_here_and_no_other(
         (f"{KEY} blue\n".encode() + b"\xff\xfe", "UTF-8"),
     ],
 )
-async def test_a_key_file_that_cannot_be_used_ends_the_start_and_shows_no_key(
+async def test_an_invalid_key_file_ends_the_start_and_the_error_shows_no_key(
     tmp_path: Path, content: bytes, says: str
 ) -> None:
     file = tmp_path / "keys"
@@ -136,7 +136,7 @@ async def test_a_key_of_the_router_does_not_reach_the_worker(tmp_path: Path) -> 
         assert (KEY.encode() in head) is reaches
 
 
-async def test_a_key_sees_the_models_that_it_is_for_on_tritons_paths(tmp_path: Path) -> None:
+async def test_tritons_paths_show_a_key_only_its_own_models(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY} blue models={MODEL}\n{OTHER} green models=another\n")
     async with running(tmp_path, workers=1, router=["--api-keys-file", str(keys)]) as stack:

@@ -76,7 +76,7 @@ async def test_tritons_client_infers_through_the_router(stack, binary) -> None:
     assert found.as_numpy("text_output") == own.as_numpy("text_output")
 
 
-async def test_a_prompt_is_routed_to_where_it_was_in_any_form(stack) -> None:
+async def test_a_prompt_goes_to_the_worker_with_its_prefix_in_any_encoding(stack) -> None:
     ids = [int(one) for one in np.random.default_rng(7).integers(1, 20_000, 200)]
     one = {"name": "input_ids", "datatype": "INT32", "shape": [200]}
     as_json = json.dumps({"inputs": [{**one, "data": ids}]}).encode()
@@ -97,7 +97,7 @@ async def test_a_prompt_is_routed_to_where_it_was_in_any_form(stack) -> None:
         assert why["expected_hit_tokens"] == 192
 
 
-async def test_a_stream_comes_event_by_event(stack) -> None:
+async def test_a_stream_arrives_event_by_event(stack) -> None:
     body = {"text_input": "again", "max_tokens": 4, "stream": True}
     url = f"{stack.url}{BASE}/versions/1/generate_stream"
     async with stack.http.post(url, json=body) as reply:
@@ -108,7 +108,7 @@ async def test_a_stream_comes_event_by_event(stack) -> None:
     assert all("text_output" in event for event in events)
 
 
-async def test_a_compressed_body_is_read_and_goes_on_as_it_came(stack) -> None:
+async def test_a_compressed_body_is_read_and_forwarded_unchanged(stack) -> None:
     body = gzip.compress(json.dumps(listed()).encode())
     headers = {"Content-Encoding": "gzip"}
     _, _, why = await explained(stack, f"{BASE}/infer", body, **headers)
@@ -139,7 +139,7 @@ async def test_a_compressed_body_is_read_and_goes_on_as_it_came(stack) -> None:
         (f"{BASE}/nothing", b"{}", 404, "Not Found"),
     ],
 )  # fmt: skip
-async def test_errors_have_tritons_form(stack, path, body, status, words) -> None:
+async def test_errors_have_tritons_format(stack, path, body, status, words) -> None:
     found, answer, _ = await explained(stack, path, body)
     assert found == status
     if words is not None:
@@ -147,7 +147,7 @@ async def test_errors_have_tritons_form(stack, path, body, status, words) -> Non
         assert words in (message if isinstance(message, str) else message["message"])
 
 
-async def test_inputs_that_no_model_has_are_told_once(tmp_path) -> None:
+async def test_configured_inputs_that_no_model_has_are_logged_once(tmp_path) -> None:
     flags = ["--triton-inputs", "small:text=Q", "--triton-inputs", "small:session=T"]
     router = [*flags, "--triton-inputs", "absent:text=T"]
     async with (
@@ -168,7 +168,7 @@ async def test_inputs_that_no_model_has_are_told_once(tmp_path) -> None:
     ]
 
 
-async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
+async def test_health_metadata_config_index_and_statistics_requests_are_answered(stack) -> None:
     async with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
         assert await client.is_server_live()
         assert await client.is_server_ready()
@@ -217,7 +217,7 @@ async def test_a_stream_whose_deadline_passes_ends_with_an_error(stack) -> None:
 
 
 @pytest.mark.parametrize(("end", "told"), [("", True), ("9\r\ndata", False), ("5", False)])
-async def test_a_stream_that_breaks_off_ends_with_an_error_where_one_can_stand(
+async def test_a_stream_that_breaks_off_ends_with_an_error_where_one_is_possible(
     stack, end: str, told: bool
 ) -> None:
     async with small_triton(end, 200) as url:
@@ -273,7 +273,7 @@ async def small_triton(
         ("generate", 400, "Request timeout expired"),
     ],
 )
-async def test_a_full_queue_means_another_server_and_is_held_against_none(
+async def test_a_request_moves_from_a_full_server_without_counting_a_failure(
     stack, path, status, words
 ) -> None:
     full, url = json.dumps({"error": words}), f"/v2/models/small/{path}"
@@ -297,7 +297,7 @@ async def test_a_full_queue_means_another_server_and_is_held_against_none(
         await stack.remove(ids[0])
 
 
-async def test_a_client_of_another_protocol_is_told_so(stack) -> None:
+async def test_a_request_in_a_protocol_that_triton_lacks_gets_404(stack) -> None:
     async with small_triton('{"done":1}', 200) as url:
         worker_id = await stack.add(url)
         body = json.dumps({"model": "small", "input": "x"}).encode()
@@ -306,7 +306,7 @@ async def test_a_client_of_another_protocol_is_told_so(stack) -> None:
         await stack.remove(worker_id)
 
 
-async def test_servers_that_answer_nonsense_are_left_out(stack) -> None:
+async def test_servers_with_invalid_statistics_are_left_out(stack) -> None:
     async with small_triton("", 200, pages={"/v2/models/stats": ["x"]}) as url:
         worker_id = await stack.add(url)
         async with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
@@ -316,7 +316,7 @@ async def test_servers_that_answer_nonsense_are_left_out(stack) -> None:
         await stack.remove(worker_id)
 
 
-async def test_a_sequence_whose_server_is_gone_is_refused(stack) -> None:
+async def test_a_request_of_a_sequence_whose_server_is_gone_is_refused(stack) -> None:
     async with small_triton('{"done":1}', 200) as one, small_triton('{"done":1}', 200) as other:
         workers = {await stack.add(one), await stack.add(other)}
 
@@ -334,7 +334,7 @@ async def test_a_sequence_whose_server_is_gone_is_refused(stack) -> None:
             await stack.remove(worker_id)
 
 
-async def test_the_command_in_the_docs_says_by_what_a_request_was_routed(stack) -> None:
+async def test_the_documented_command_prints_how_a_request_was_routed(stack) -> None:
     page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
     found = re.search(r"\$ (curl -si .*\\\n.*)\n(.*)\n", page)
     assert found is not None
@@ -371,7 +371,7 @@ async def test_the_client_in_the_docs_gets_an_answer(stack) -> None:
     assert json.loads(texts[0])["text_output"] in texts[1]
 
 
-async def test_requests_of_a_sequence_meet_one_worker(stack) -> None:
+async def test_requests_of_a_sequence_go_to_one_worker(stack) -> None:
     async def ask(number: int, sequence: int, **flags: bool) -> int:
         body = listed(f"{number} of {sequence}", parameters={"sequence_id": sequence, **flags})
         _, _, why = await explained(stack, f"{BASE}/infer", json.dumps(body).encode())

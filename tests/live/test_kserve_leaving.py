@@ -160,7 +160,7 @@ CALLS = ("generate_stream", "generate", "infer")
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_model_is_not_judged_by_its_name(tmp_path: Path, call: str) -> None:
+async def test_a_models_name_alone_does_not_make_it_a_bls_model(tmp_path: Path, call: str) -> None:
     """A model that has a BLS model's name but calls no other model is treated like any other: its
     server ends a request when its client leaves.
     """
@@ -184,7 +184,7 @@ FULL = pytest.mark.full  # CI takes each call once, and both models
         pytest.param(ENSEMBLE, "infer", marks=FULL),
     ],
 )
-async def test_what_may_run_on_is_charged_and_holds_no_connection(
+async def test_requests_that_cannot_be_cancelled_stay_charged_without_a_connection(
     tmp_path: Path, model: str, call: str
 ) -> None:
     async with routed(tmp_path, models=POOL) as (stack, server):
@@ -197,7 +197,9 @@ async def test_what_may_run_on_is_charged_and_holds_no_connection(
         await stack.assert_idle()  # a request sent to an engine itself can be cancelled
 
 
-async def test_gauges_say_how_long_it_runs(tmp_path: Path) -> None:
+async def test_requests_of_clients_that_left_are_charged_until_gauges_show_their_end(
+    tmp_path: Path,
+) -> None:
     async with routed(tmp_path, models=POOL, running=8) as (stack, server):
         body = body_of("generate", ENSEMBLE, 100_000)
         await left(stack, server, f"{ENSEMBLE}/generate", **body)
@@ -213,7 +215,9 @@ async def test_gauges_say_how_long_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_so_it_is_by_grpc(tmp_path: Path, streamed: bool) -> None:
+async def test_grpc_calls_of_clients_that_left_are_cancelled_or_stay_charged(
+    tmp_path: Path, streamed: bool
+) -> None:
     async with routed(tmp_path, models=POOL) as (stack, server), stub_of(stack) as stub:
         for model in (ENSEMBLE, BLS, ENGINE):
             request = asked(f"hang-{model}", model)

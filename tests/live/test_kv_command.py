@@ -13,7 +13,7 @@ from tests.live.kv_views import explained, until_resident
 from tests.live.stack import engine_arguments, running, until
 
 
-async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path) -> None:
+async def test_kv_reports_equal_missing_and_wrong_blocks(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2, router=["--policy", "round_robin"]) as stack:
         held = {}
         for n in range(2):
@@ -32,7 +32,9 @@ async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path
         assert (await kv(stack, "--worker", "1"))[0] == 0
 
 
-async def test_a_worker_without_events_is_told_from_one_that_is_unknown(tmp_path: Path) -> None:
+async def test_kv_distinguishes_a_worker_without_events_from_an_unknown_cache(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, workers=0) as stack:
         silent = await stack.programs.start("silent", "engine", engine_arguments())
         worker = f"{silent.url},events=none"
@@ -43,7 +45,7 @@ async def test_a_worker_without_events_is_told_from_one_that_is_unknown(tmp_path
         assert (status, "no KV events, mirrored" in said) == (0, True), said
 
 
-async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_kv_reports_an_invalid_worker_or_address_in_one_line(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         for arguments, says in (
             (["--worker", "7"], "there is no worker '7'; ids: 0"),
@@ -65,7 +67,7 @@ async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
         assert (status, admin in said) == (2, True), said
 
 
-async def test_under_load_it_waits_for_one_moment_of_both(tmp_path: Path) -> None:
+async def test_kv_compares_both_sides_at_the_same_event_under_load(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         await explained(stack, list(range(641)))
         await until_resident(stack, 0, 40)

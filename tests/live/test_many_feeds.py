@@ -40,7 +40,7 @@ async def burst(one: Publisher, rng: random.Random) -> None:
             await one.send(number)
 
 
-async def test_nothing_is_lost_in_silence(tmp_path: Path) -> None:
+async def test_no_event_of_many_publishers_is_lost_unnoticed(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with (
         Programs(tmp_path) as programs,

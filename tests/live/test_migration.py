@@ -117,7 +117,9 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 @pytest.mark.parametrize("how", ["reset", "close", "garbage", "half", "end"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_death_after_every_event(cut: Cut, path: str, how: Any) -> None:
+async def test_a_stream_is_complete_when_its_worker_dies_after_any_event(
+    cut: Cut, path: str, how: Any
+) -> None:
     whole = await cut.stream(path, **USAGE)
     for events in range(whole.count(b"\n\n") + 1):
         stream = await cut.stream(path, Fate(events, how), **USAGE)
@@ -132,7 +134,9 @@ async def test_a_death_after_every_event(cut: Cut, path: str, how: Any) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_two_deaths_in_a_row_and_then_one_too_many(cut: Cut, path: str) -> None:
+async def test_a_stream_survives_two_worker_deaths_and_breaks_at_the_third(
+    cut: Cut, path: str
+) -> None:
     whole = await cut.stream(path)
     moved = await cut.count(result="moved")
     for first, second in ((1, 1), (2, 3), (3, 1)):
@@ -145,14 +149,14 @@ async def test_two_deaths_in_a_row_and_then_one_too_many(cut: Cut, path: str) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_worker_that_stalls_is_left(cut: Cut, path: str) -> None:
+async def test_a_stream_moves_from_a_worker_that_stalls(cut: Cut, path: str) -> None:
     whole = await cut.stream(path)
     moved = await cut.count(result="moved", reason="timeout_between")
     assert alike(await cut.stream(path, Fate(3, "stall"))) == alike(whole)
     assert await cut.count(result="moved", reason="timeout_between") == moved + 1
 
 
-async def test_token_ids_that_a_client_asked_for_are_whole(cut: Cut) -> None:
+async def test_requested_token_ids_are_complete_after_a_move(cut: Cut) -> None:
     said = continuation(PROMPT, TOKENS, 32_000)
     for events in range(TOKENS):
         stream = await cut.stream("completions", Fate(events, "reset"), return_token_ids=True)
@@ -171,7 +175,7 @@ async def test_token_ids_that_a_client_asked_for_are_whole(cut: Cut) -> None:
         ("chat/completions", {"response_format": {"type": "json_object"}}),
     ],
 )
-async def test_streams_that_cannot_go_on_break_off(
+async def test_streams_that_cannot_move_break_off(
     cut: Cut, path: str, fields: dict[str, Any]
 ) -> None:
     assert not await cut.breaks(path, **fields)
@@ -179,7 +183,7 @@ async def test_streams_that_cannot_go_on_break_off(
     await cut.stack.assert_idle()
 
 
-async def test_several_prompts_and_plain_answers_pass_as_they_are(cut: Cut) -> None:
+async def test_several_prompts_and_plain_answers_pass_unchanged(cut: Cut) -> None:
     whole = await cut.stream("completions", prompt=[[1, 2], [3, 4]])
     assert whole.count(b"\n\n") == 2 * TOKENS + 1
     status, answer = await cut.stack.complete(PROMPT, max_tokens=3)
@@ -188,7 +192,7 @@ async def test_several_prompts_and_plain_answers_pass_as_they_are(cut: Cut) -> N
     assert (status, answer["error"]["param"]) == (400, "max_tokens")
 
 
-async def test_the_head_says_whether_a_stream_could_go_on(cut: Cut) -> None:
+async def test_the_migratable_header_shows_whether_a_stream_can_move(cut: Cut) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 2}
     url = f"{cut.stack.url}/v1/completions"
     async with cut.stack.http.post(url, json=body) as reply:
@@ -200,7 +204,7 @@ async def test_the_head_says_whether_a_stream_could_go_on(cut: Cut) -> None:
 @pytest.mark.parametrize(
     ("ending", "options"), [(signal.SIGKILL, ["tokenizer"]), (signal.SIGSTOP, [])]
 )
-async def test_a_program_that_dies_or_freezes(
+async def test_a_stream_moves_from_an_engine_that_dies_or_freezes(
     tmp_path: Any, ending: signal.Signals, options: list[str]
 ) -> None:
     """Another worker continues the stream of one that dies or freezes, also with a tokenizer whose
@@ -230,7 +234,7 @@ async def test_a_program_that_dies_or_freezes(
             hit.process.send_signal(signal.SIGCONT)
 
 
-async def test_all_streams_of_a_worker_that_is_killed_are_whole(tmp_path: Any) -> None:
+async def test_all_streams_of_a_killed_worker_are_complete(tmp_path: Any) -> None:
     streams, tokens = 60, 200
 
     async with running(tmp_path, workers=3, router=["--migration-moves", "2"], speed=1) as stack:

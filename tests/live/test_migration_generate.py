@@ -70,7 +70,7 @@ async def served(worker: Worker) -> AsyncIterator[Worker]:
         yield worker
 
 
-async def test_an_answer_goes_on_at_another_worker(tmp_path: Path) -> None:
+async def test_an_answer_continues_at_another_worker(tmp_path: Path) -> None:
     dies: list[int] = []
     async with running(tmp_path, workers=0, router=ROUTER) as stack, AsyncExitStack() as exits:
         workers = [await exits.enter_async_context(served(Worker(n, dies))) for n in "abc"]
@@ -98,7 +98,7 @@ async def test_an_answer_goes_on_at_another_worker(tmp_path: Path) -> None:
         await stack.assert_idle()
 
 
-async def test_attempts_bound_moves_too(tmp_path: Path) -> None:
+async def test_the_limit_of_attempts_includes_moves(tmp_path: Path) -> None:
     """At most three workers may fail a request, whether or not its client has already seen a part
     of the answer.
     """

@@ -28,7 +28,7 @@ def prompts(count: int) -> list[list[int]]:
     return drawn
 
 
-async def test_a_cache_smaller_than_told_is_found_out_from_its_answers(tmp_path: Path) -> None:
+async def test_a_smaller_cache_than_configured_is_learned_from_answers(tmp_path: Path) -> None:
     async with running(tmp_path, workers=0) as stack:
         arguments = engine_arguments(speed=200, **{"kv-tokens": REAL_TOKENS})
         worker = await stack.programs.start("plain", "engine", arguments)

@@ -87,7 +87,9 @@ def only_the_name(sent: bytes, came: bytes, asked: str, served: str) -> bool:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_bodies_and_answers_differ_by_the_name_alone(stack, engine, path) -> None:
+async def test_an_alias_changes_only_the_model_name_in_bodies_and_answers(
+    stack, engine, path
+) -> None:
     direct = await raw(stack, path, bytes_of(path, OTHER))
     renamed = await raw(stack, path, bytes_of(path))
     (_, first, _), (_, second, _) = engine.asked
@@ -104,14 +106,16 @@ async def test_bodies_and_answers_differ_by_the_name_alone(stack, engine, path) 
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-async def test_streams_have_the_name_where_engines_write_theirs(stack, engine, path) -> None:
+async def test_streams_have_the_alias_where_engines_write_the_model_name(
+    stack, engine, path
+) -> None:
     status, body = await raw(stack, path, bytes_of(path, stream=True))
     assert (status, body) == (200, b"".join(STREAMS[path](ASKED)))
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("http", ["1.0", "1.1"])
-async def test_our_engine_streams_under_the_name(stack, path, http) -> None:
+async def test_the_warmroute_engine_streams_under_the_alias(stack, path, http) -> None:
     asks = {"prompt": "a b"} if path == "/v1/completions" else {"messages": CHAT}
     shown = []
     for name in (MODEL, "gpt-4o"):
@@ -128,7 +132,7 @@ def event_models(body: bytes) -> list[str]:
     return [json.loads(line)["model"] for line in lines]
 
 
-async def test_errors_are_those_of_the_worker(stack, engine) -> None:
+async def test_errors_for_an_alias_are_the_workers_own(stack, engine) -> None:
     async with stack.http.get(f"{stack.url}/v1/models") as reply:
         names = {card["id"]: card for card in (await reply.json())["data"]}
     assert set(names) == {MODEL, OTHER, "gpt-4o", "both", "chat"}
@@ -143,7 +147,7 @@ async def test_errors_are_those_of_the_worker(stack, engine) -> None:
     assert status == 400
 
 
-async def test_a_doubled_name_is_replaced_where_engines_read_it(stack, engine) -> None:
+async def test_of_two_model_fields_the_one_that_engines_read_is_replaced(stack, engine) -> None:
     text = json.dumps(BODIES["/v1/embeddings"])[1:-1]
     body = f'{{"model":"gpt-4o",{text},"mod\\u0065l" : "{ASKED}"}}'
     status, _ = await raw(stack, "/v1/embeddings", body.encode())
@@ -179,7 +183,7 @@ async def test_a_canary_keeps_sessions_and_a_reload_moves_a_share(stack, engine,
     assert moves == {(stayed, OTHER)}
 
 
-async def test_explanations_name_rule_and_target(stack, engine: ApiEngine) -> None:
+async def test_explanations_show_the_alias_rule_and_its_target(stack, engine: ApiEngine) -> None:
     body = {"model": ASKED, "prompt": "a"}
     async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
         shown = await reply.json()
@@ -194,7 +198,7 @@ async def test_explanations_name_rule_and_target(stack, engine: ApiEngine) -> No
         assert (await reply.json())["decisions"][0]["name"] == named
 
 
-async def test_the_access_log_and_metrics_name_the_target(stack, engine, config) -> None:
+async def test_the_access_log_and_metrics_show_the_alias_target(stack, engine, config) -> None:
     labels = f'model="{OTHER}",result="ok",revision="any",rule="claude-*"'
     counted = f"warmroute_name_requests_total{{{labels}}}"
     before = await series(stack, counted)

@@ -129,7 +129,7 @@ async def asked(
     return clients, tasks
 
 
-async def test_at_the_bound_every_client_has_an_answer_and_the_router_still_works(
+async def test_at_the_open_files_limit_every_client_gets_an_answer(
     tmp_path: Path,
 ) -> None:
     files, streams, beyond = 2_048, 760, 60
@@ -156,7 +156,7 @@ async def test_at_the_bound_every_client_has_an_answer_and_the_router_still_work
         assert all(c.rest.endswith(b"0\r\n\r\n") for c in inside + outside if c.status == 200)
 
 
-async def test_connections_that_lie_idle_make_room_for_those_to_other_workers(
+async def test_idle_connections_are_closed_for_connections_to_other_workers(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -173,7 +173,7 @@ async def test_connections_that_lie_idle_make_room_for_those_to_other_workers(
             await asyncio.gather(*tasks)
 
 
-async def test_the_routers_own_want_of_files_blames_no_worker(tmp_path: Path) -> None:
+async def test_a_router_without_free_file_descriptors_ejects_no_worker(tmp_path: Path) -> None:
     async with (
         Holding("held").serving() as worker,
         routed(tmp_path, 512, [worker], "--intervals-health-s", "0.1") as stack,
@@ -209,7 +209,7 @@ async def test_the_routers_own_want_of_files_blames_no_worker(tmp_path: Path) ->
             await reply.read()
 
 
-async def test_too_few_files_to_start_with_is_said_with_what_to_do(tmp_path: Path) -> None:
+async def test_the_error_for_a_too_low_open_files_limit_names_the_remedy(tmp_path: Path) -> None:
     async with Programs(tmp_path) as programs:
         with pytest.raises(StartError, match=r"only 64 files may be open.*at least 256.*ulimit -n"):
             await programs.start("router", "tests.live.few_files", ["64", "serve", "--port", "0"])

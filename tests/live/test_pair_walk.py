@@ -124,7 +124,9 @@ def redis_as_told(here: Here, folder: Path):
     not (shutil.which("redis-server") and shutil.which("curl")),
     reason="needs redis-server and curl",
 )
-async def test_the_way_from_one_router_to_a_pair(tmp_path: Path) -> None:
+async def test_the_documented_steps_from_one_router_to_a_pair_lose_no_request(
+    tmp_path: Path,
+) -> None:
     here = Here(tmp_path)
     began_s = time.monotonic()
     first_yaml, targets = blocks("yaml")
@@ -185,7 +187,7 @@ async def _knows_the_other_one(stack: Stack) -> None:
     await _metric(stack, "peer_in_sync", 1)
 
 
-def test_files_and_commands_of_the_way_are_what_the_test_takes_them_for() -> None:
+def test_the_documented_files_and_commands_are_those_that_the_test_expects() -> None:
     assert len(blocks("yaml")) == 2
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     assert [line.split()[0] for line in lines] == [

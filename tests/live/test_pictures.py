@@ -19,7 +19,9 @@ _BYTES = 200_000
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.name)
-async def test_a_picture_is_what_the_product_shows(picture: Picture, tmp_path: Path) -> None:
+async def test_a_picture_in_the_docs_is_what_the_product_shows(
+    picture: Picture, tmp_path: Path
+) -> None:
     kept = (FOLDER / f"{picture.name}.png").read_bytes()
     assert len(kept) <= _BYTES
     made = await draw(picture, tmp_path)
@@ -29,7 +31,7 @@ async def test_a_picture_is_what_the_product_shows(picture: Picture, tmp_path: P
     assert share <= _MOST, f"{words}: run `make pictures` and look at it"
 
 
-def test_each_picture_is_shown_with_a_text_for_who_does_not_see_it() -> None:
+def test_each_picture_in_the_docs_has_an_alternative_text() -> None:
     shown: dict[str, str] = {}
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for words, place in re.findall(r"!\[([^\]]*)\]\(([^)]+\.png)\)", page.read_text()):

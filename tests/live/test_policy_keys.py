@@ -28,7 +28,7 @@ from tests.router.settings.config_problems import problems_of
         ("policy: tests.live.stack:WAIT_S", "it must be a class with a method costs"),
     ],
 )
-def test_what_is_wrong_with_a_policy_is_said_with_its_key(file: str, says: str, tmp_path) -> None:
+def test_the_error_for_an_invalid_policy_names_its_key(file: str, says: str, tmp_path) -> None:
     assert says in problems_of(file=file, tmp_path=tmp_path)
 
 
@@ -44,7 +44,7 @@ def test_what_is_wrong_with_a_policy_is_said_with_its_key(file: str, says: str, 
         ("tests.live.bad_policies:Unborn", "policy tests.live.bad_policies:Unborn failed: "),
     ],
 )
-async def test_a_reload_with_a_policy_that_cannot_be_used_changes_nothing(
+async def test_a_reload_with_an_unusable_policy_changes_nothing(
     tmp_path: Path, policy: str, says: str
 ) -> None:
     file = tmp_path / "router.yaml"

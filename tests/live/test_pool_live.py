@@ -142,9 +142,7 @@ async def cluster(
                     await engine.stop()
 
 
-async def test_a_pod_that_is_removed_gets_nothing_more_within_a_second(
-    tmp_path, monkeypatch
-) -> None:
+async def test_a_removed_pod_gets_no_request_after_one_second(tmp_path, monkeypatch) -> None:
     async with cluster(tmp_path, monkeypatch) as one:
         names = ["a", "b", "c", "d"]
         for number, name in enumerate(names, 1):
@@ -180,7 +178,7 @@ async def test_a_pod_that_is_removed_gets_nothing_more_within_a_second(
 @pytest.mark.parametrize(
     "seconds", [3, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
 )
-async def test_an_api_server_that_is_lost_costs_no_request(
+async def test_an_unreachable_api_server_costs_no_request(
     tmp_path, monkeypatch, how, seconds
 ) -> None:
     async with cluster(tmp_path, monkeypatch) as one:
@@ -216,7 +214,9 @@ async def test_an_api_server_that_is_lost_costs_no_request(
         assert one.api.lists("pods") == 1, "the watch was taken up where it was"
 
 
-async def test_several_pools_are_one_fleet_of_several_models(tmp_path, monkeypatch) -> None:
+async def test_several_inference_pools_form_one_fleet_of_several_models(
+    tmp_path, monkeypatch
+) -> None:
     sources = ("inferencepool:llm/chat", "inferencepool:llm/embed")
     async with cluster(tmp_path, monkeypatch, *sources) as one:
         await one.start("a", 1, "tiny")

@@ -32,7 +32,7 @@ async def started(*module: str, shell: str) -> asyncio.subprocess.Process:
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("module", [ROUTER, ENGINE], ids=["router", "engine"])
-async def test_both_signals_end_a_program_that_was_started_with_one_ignored(module, number) -> None:
+async def test_sigterm_and_sigint_end_a_program_started_with_sigint_ignored(module, number) -> None:
     process = await started(*module, shell=IGNORING)
     assert process.stdout is not None
     try:
@@ -64,7 +64,7 @@ async def test_both_signals_end_a_program_that_was_started_with_one_ignored(modu
         ([*ROUTER, "--host", "nohost.invalid"], 1, "on nohost.invalid, port 0: the host's name"),
     ],
 )
-async def test_what_is_wrong_is_one_line(module, code, says) -> None:
+async def test_wrong_arguments_give_a_one_line_error(module, code, says) -> None:
     status, said = await said_by(*module[1:], module=module[0])
     (line,) = [line for line in said.splitlines() if " INFO " not in line]
     assert says in line
@@ -73,7 +73,7 @@ async def test_what_is_wrong_is_one_line(module, code, says) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port", "--grpc-port"])
-async def test_a_taken_port_is_all_that_a_router_speaks_of(flag: str) -> None:
+async def test_a_port_in_use_is_the_only_error_that_a_router_logs(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, said = await said_by(*ROUTER[1:], flag, str(port))
@@ -84,7 +84,7 @@ async def test_a_taken_port_is_all_that_a_router_speaks_of(flag: str) -> None:
     assert status == 1
 
 
-async def test_a_router_without_workers_says_how_to_add_some(tmp_path) -> None:
+async def test_a_router_without_workers_logs_how_to_add_workers(tmp_path) -> None:
     async with running(tmp_path, workers=0) as stack:
         (line,) = [r for r in stack.router.log.read_text().splitlines() if "WARNING" in r]
         assert "no worker to send requests to: start with --worker URL" in line

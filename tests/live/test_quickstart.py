@@ -26,7 +26,7 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-async def test_the_second_answer_comes_from_the_cache_of_the_first(tmp_path: Path) -> None:
+async def test_the_quickstarts_second_request_hits_the_cache_of_the_first(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (Debian package: curl)")
     *starts, ask = commands()

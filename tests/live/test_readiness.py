@@ -42,7 +42,7 @@ async def routed(folder: Path, *router: str) -> AsyncIterator[Stack]:
         yield stack
 
 
-async def test_ready_as_long_as_a_worker_of_the_model_takes_requests(tmp_path: Path) -> None:
+async def test_ready_is_200_as_long_as_a_worker_of_the_model_takes_requests(tmp_path: Path) -> None:
     async with routed(tmp_path, "--waiting-wait-s", "0") as stack:
         for url in (stack.url, stack.admin):
             status, answer = await ask(stack, url, f"/ready?model={MODEL}")
@@ -67,7 +67,7 @@ async def test_ready_as_long_as_a_worker_of_the_model_takes_requests(tmp_path: P
         assert (status, [row["state"] for row in shown["workers"]]) == (200, ["ready"])
 
 
-async def test_a_router_that_drains_is_not_ready_and_yet_serves(tmp_path: Path) -> None:
+async def test_a_draining_router_is_not_ready_but_serves_requests(tmp_path: Path) -> None:
     async with routed(tmp_path) as stack:
         status, answer = await post(stack, "/drain")
         assert (status, answer["reasons"]) == (200, ["the router is draining"])
@@ -80,7 +80,7 @@ async def test_a_router_that_drains_is_not_ready_and_yet_serves(tmp_path: Path) 
         await until_says(stack, "/ready", 200)
 
 
-async def test_a_router_that_drains_refuses_where_it_is_told_to(tmp_path: Path) -> None:
+async def test_a_draining_router_refuses_requests_with_drain_refuses(tmp_path: Path) -> None:
     async with routed(tmp_path, "--drain-refuses", "true") as stack:
         body = {"model": MODEL, "prompt": [1], "max_tokens": 100, "stream": True}
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as stream:
@@ -96,7 +96,7 @@ async def test_a_router_that_drains_refuses_where_it_is_told_to(tmp_path: Path) 
         await stack.assert_idle()
 
 
-async def test_a_worker_on_its_way_out_does_not_come_back(tmp_path: Path) -> None:
+async def test_undrain_is_refused_for_a_worker_that_is_being_removed(tmp_path: Path) -> None:
     async with running(tmp_path, speed=1) as stack:
         body = {"model": MODEL, "prompt": [1], "max_tokens": 100, "stream": True}
         async with stack.http.post(f"{stack.url}/v1/completions", json=body) as stream:

@@ -23,7 +23,7 @@ OUTPUT_TOKENS = 16
 
 # Qwen3's own parts are compared by their logits in tests/engine.
 @pytest.mark.parametrize("arch", ["llama", pytest.param("qwen3", marks=pytest.mark.full)])
-async def test_many_streams_at_once_say_what_each_would_say_alone(
+async def test_many_concurrent_streams_have_the_same_text_as_each_alone(
     tmp_path: Path, arch: str
 ) -> None:
     make_tiny(tmp_path / "model", TinySettings(arch=arch))
@@ -53,12 +53,12 @@ async def test_many_streams_at_once_say_what_each_would_say_alone(
     assert answers == [reference.greedy(prompt, OUTPUT_TOKENS) for prompt in prompts]
 
 
-async def test_a_chat_ends_where_the_model_ends_and_choices_share_their_prompt(
+async def test_a_chat_ends_at_the_end_token_and_choices_share_their_prompt(
     tmp_path: Path,
 ) -> None:
     make_tiny(tmp_path / "model")
     async with running(tmp_path, workers=1, model=tmp_path / "model") as stack:
-        await choices_share_the_prompt_and_say_what_separate_requests_would(stack)
+        await assert_choices_share_the_prompt_and_equal_separate_requests(stack)
         url = f"{stack.url}/v1/chat/completions"
         body = {"model": MODEL, "messages": [{"role": "user", "content": "good day"}]}
         async with stack.http.post(url, json=body | {"max_tokens": 400, "seed": 5}) as reply:
@@ -70,7 +70,7 @@ async def test_a_chat_ends_where_the_model_ends_and_choices_share_their_prompt(
     assert 0 < answer["usage"]["completion_tokens"] < 400
 
 
-async def choices_share_the_prompt_and_say_what_separate_requests_would(stack: Stack) -> None:
+async def assert_choices_share_the_prompt_and_equal_separate_requests(stack: Stack) -> None:
     chance = random.Random(2)
     prompt = [chance.randrange(256) for _ in range(400)]
     terms = {"max_tokens": 8, "temperature": 1.0, "ignore_eos": True}

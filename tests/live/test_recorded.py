@@ -91,7 +91,7 @@ def read(path: Path) -> list[RequestLine]:
     return [msgspec.json.decode(line, type=RequestLine) for line in lines]
 
 
-async def test_a_real_runs_files_say_all_and_betray_nothing(tmp_path: Path) -> None:
+async def test_a_real_runs_log_and_facts_are_complete_and_contain_no_secret(tmp_path: Path) -> None:
     log, facts = tmp_path / "requests.jsonl", tmp_path / "facts"
     flags = [*ROUTER, "--request-log", str(log), "--record-facts", str(facts)]
     async with running(tmp_path, workers=3, router=flags, speed=5) as stack:
@@ -165,7 +165,7 @@ def assert_secret(*files: bytes) -> None:
         assert [text for text in spelled if text in data] == []
 
 
-async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
+async def test_the_request_log_can_be_moved_while_requests_run(tmp_path: Path) -> None:
     log, moved = tmp_path / "requests.jsonl", tmp_path / "moved"
     async with running(tmp_path, workers=3, router=["--request-log", str(log)]) as stack:
         for n in range(5):
@@ -188,7 +188,7 @@ async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
     assert (len(read(moved)), len(read(log))) == (5, 4)
 
 
-async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_path: Path) -> None:
+async def test_a_reload_to_another_policy_writes_a_new_header(tmp_path: Path) -> None:
     """A reload to another policy writes a new header to the log, whose readers take the last header
     for the running configuration.
     """
@@ -221,7 +221,7 @@ async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["--request-log", "--record-facts"])
-async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path, flag: str) -> None:
+async def test_an_unwritable_file_ends_the_start(tmp_path: Path, flag: str) -> None:
     place = Path("/proc/version/log") if flag == "--request-log" else Path("/proc/warmroute-facts")
     status, said = await said_by("serve", "--port", "0", "--admin-port", "0", flag, str(place))
     assert status in (1, 2)

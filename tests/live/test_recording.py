@@ -75,7 +75,7 @@ async def replayed(folder: Path, source: str, *flags: str) -> dict[str, Any]:
     return dict(row)
 
 
-async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
+async def test_a_replay_of_recorded_traffic_gives_the_reported_hits(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "recording"
@@ -105,7 +105,7 @@ async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
     assert abs(row["hit_rate_tokens"] - live) <= 0.01, (live, row["hit_rate_tokens"])
 
 
-async def test_a_full_disk_costs_lines_and_no_request(tmp_path: Path) -> None:
+async def test_a_full_disk_loses_lines_but_fails_no_request(tmp_path: Path) -> None:
     """When lines cannot be written, as on a full disk, the recording lacks lines and no request
     fails. The test removes the folder and creates it again.
     """

@@ -69,7 +69,7 @@ def names(report: Report) -> list[str]:
     return [str(one.spec) + ("!" if one.stopping else "") for one in report.workers]
 
 
-async def test_entries_are_workers_until_the_server_says_that_their_time_is_over(server):
+async def test_entries_are_workers_until_redis_expires_them(server):
     async with looking(server.url) as told:
         assert names(await anext(told)) == []
         announce(server, A, kv_tokens=4096, block_size=16, options={"weight": 2, "kind": "vllm"})
@@ -82,7 +82,7 @@ async def test_entries_are_workers_until_the_server_says_that_their_time_is_over
         assert len(found) == 1
 
 
-async def test_what_is_no_entry_is_refused_by_name_and_costs_nobody_else(server):
+async def test_invalid_entries_are_named_in_the_report_and_affect_no_other_worker(server):
     announce(server, A)
     client = server.client()
     key = names_key(FLEET)
@@ -116,7 +116,7 @@ async def test_what_is_no_entry_is_refused_by_name_and_costs_nobody_else(server)
     assert "http://expired" not in said
 
 
-async def test_another_kind_of_key_and_too_many_names_are_trouble(server, monkeypatch):
+async def test_a_key_of_another_type_and_too_many_names_are_reported(server, monkeypatch):
     server.client().set(names_key(FLEET), "mine")
     async with looking(server.url) as told:
         report = await anext(told)
@@ -129,7 +129,7 @@ async def test_another_kind_of_key_and_too_many_names_are_trouble(server, monkey
             report = await anext(told)
 
 
-async def test_names_without_entries_are_forgotten_in_time(server, monkeypatch):
+async def test_names_without_entries_are_removed_after_a_while(server, monkeypatch):
     monkeypatch.setattr(redis_source, "_FORGOTTEN_S", 0.05)
     announce(server, A)
     server.client().sadd(names_key(FLEET), B)
@@ -138,7 +138,7 @@ async def test_names_without_entries_are_forgotten_in_time(server, monkeypatch):
             assert names(await anext(told)) == [A]
 
 
-async def test_redis_away_paused_or_locked_is_told_and_got_over(tmp_path):
+async def test_a_killed_paused_or_locked_redis_is_reported_and_recovered_from(tmp_path):
     with redis_server(tmp_path / "own") as own:
         announce(own, A)
         async with looking(own.url) as told:
@@ -163,7 +163,7 @@ async def test_redis_away_paused_or_locked_is_told_and_got_over(tmp_path):
             assert "secret" not in report.trouble
 
 
-async def test_engines_announce_themselves_and_say_goodbye(server, tmp_path):
+async def test_engines_announce_themselves_and_deregister_before_they_end(server, tmp_path):
     """Engines of two models join a router through Redis, and an engine that stops gets no new
     requests before it ends.
     """
@@ -207,7 +207,7 @@ async def test_engines_announce_themselves_and_say_goodbye(server, tmp_path):
         assert await stack.metric("warmroute_discovery_up") == 1
 
 
-async def test_a_registry_that_is_lost_empties_no_pool(server, tmp_path):
+async def test_a_lost_registry_empties_no_pool(server, tmp_path):
     state = ["--state", server.url, "--discover", "redis", "--discovery-grace-s", "0.5"]
     async with running(tmp_path, workers=0, router=state) as stack:
         arguments = engine_arguments()

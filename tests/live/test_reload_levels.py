@@ -20,7 +20,9 @@ async def reload(stack: Stack, says: str) -> None:
     await until(said, says)
 
 
-async def test_the_level_changes_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+async def test_a_reload_changes_the_log_level_and_an_invalid_file_changes_nothing(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("log_level: info\n")
     async with running(tmp_path, router=["--config", str(file)]) as stack:

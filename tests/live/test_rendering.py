@@ -80,7 +80,7 @@ async def until_cause(
     return seen
 
 
-async def test_prompts_are_exact_by_the_token_ids_of_the_engine(tmp_path: Path) -> None:
+async def test_hits_are_exact_by_the_token_ids_that_the_engine_renders(tmp_path: Path) -> None:
     """Expected hits are exact by the token ids that the engine renders, for new, repeated,
     shortened, continued and edited chats, and for completions.
     """
@@ -113,7 +113,7 @@ async def test_prompts_are_exact_by_the_token_ids_of_the_engine(tmp_path: Path) 
         assert await counted(stack, "warmroute_rendered_prompts_total", 'source="text"') == 0
 
 
-async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> None:
+async def test_an_engine_without_the_render_flag_is_logged_with_the_flag(tmp_path: Path) -> None:
     rng = random.Random(2)
     async with rendering(tmp_path) as stack:
         hits = await until_cause(stack, "approximate", "render-off")
@@ -174,7 +174,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, fault: str) -> None:
+async def test_requests_are_answered_despite_any_fault_of_the_renderer(
+    tmp_path: Path, fault: str
+) -> None:
     """Requests are answered whatever the renderer does: 64 chats at once meet its fault, and the
     router reports the fault and uses the renderer again afterwards.
     """
@@ -205,7 +207,7 @@ async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, 
             await stack.assert_idle()
 
 
-async def test_a_client_with_images_that_nobody_serves_stops_no_renderer(tmp_path: Path) -> None:
+async def test_unreachable_images_of_one_client_do_not_stop_the_renderer(tmp_path: Path) -> None:
     """Images that cannot be fetched do not stop the rendering of other clients' chats: the router
     places this client's requests by text.
     """

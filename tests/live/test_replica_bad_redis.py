@@ -95,7 +95,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("words", REFUSALS)
-async def test_a_redis_that_refuses_is_named_and_costs_no_request(
+async def test_a_refusal_of_redis_is_logged_and_costs_no_request(
     both: Pair, redis: Spoiled, words: str
 ) -> None:
     spoil, mend = REFUSALS[words]
@@ -120,7 +120,7 @@ async def _until_served(both: Pair, count: int) -> None:
     await until(reached, "requests to be answered")
 
 
-async def test_a_redis_that_evicts_what_they_say_costs_no_request(
+async def test_a_redis_that_evicts_the_routers_messages_costs_no_request(
     both: Pair, redis: Spoiled
 ) -> None:
     limit = int(redis.do("info", "memory")["used_memory"]) + 3 * MEGABYTE
@@ -170,7 +170,7 @@ async def test_a_redis_that_flaps_costs_no_request(both: Pair, server: RedisServ
     await all_is_well(both)
 
 
-async def test_a_beat_that_comes_and_goes_costs_no_request(both: Pair, redis: Spoiled) -> None:
+async def test_a_flapping_registry_entry_costs_no_request(both: Pair, redis: Spoiled) -> None:
     lapses = [await stack.metric("warmroute_replicas_lapses_total") for stack in both.stacks]
     async with both.traffic():
         for turn in range(1, 4):
@@ -194,7 +194,7 @@ def _spoilt(payload: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-async def test_what_nobody_said_is_counted_named_and_leaves_nothing(
+async def test_forged_messages_are_counted_logged_and_leave_no_state(
     both: Pair, redis: Spoiled
 ) -> None:
     """Messages that no router sent are counted, reported and leave nothing behind; the test writes

@@ -107,7 +107,7 @@ async def first_of(routers: Routers, engine: Engine, prompts: int) -> Stack:
     return one
 
 
-async def test_a_newcomer_knows_what_was_published_before_it_came(
+async def test_a_new_router_knows_the_events_published_before_its_start(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
@@ -126,7 +126,7 @@ async def test_a_newcomer_knows_what_was_published_before_it_came(
         assert await borrowed(two) == 1
 
 
-async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: RedisServer) -> None:
+async def test_a_new_router_under_load_misses_no_event(tmp_path: Path, server: RedisServer) -> None:
     async with engine_and_routers(tmp_path, server.url) as (engine, routers):
         await first_of(routers, engine, prompts=30)
         load = asyncio.create_task(engine.serve(200, blocks=5))
@@ -136,7 +136,7 @@ async def test_a_newcomer_under_load_misses_nothing(tmp_path: Path, server: Redi
         assert (await view(two)).exact
 
 
-async def test_a_peer_that_stands_still_is_not_waited_for(
+async def test_a_new_router_does_not_wait_for_a_frozen_peer(
     tmp_path: Path, server: RedisServer
 ) -> None:
     """A new router does not wait for a frozen peer: it uses the events that it received itself, and

@@ -83,7 +83,7 @@ def far(tmp_path: Path) -> Iterator[Network]:
     network.end()
 
 
-async def test_packets_that_vanish(far: Network, caplog):
+async def test_dropped_packets_are_detected_and_the_link_recovers(far: Network, caplog):
     async with fleet(f"redis://{far.theirs}:{PORT}", "a", "b") as (a, b):
         far.cut()
         took_s = await running_s(until(lambda: not a.link.up and not b.link.up))
@@ -144,7 +144,7 @@ class Faults:
 
 
 @pytest.mark.parametrize("seed", range(2 * EFFORT))
-async def test_any_order_of_faults(tmp_path: Path, seed: int, caplog):
+async def test_replicas_recover_from_any_order_of_faults(tmp_path: Path, seed: int, caplog):
     draw = random.Random(seed)
     names = "kill", "pause", "go_on", "flush", "readonly", "hang_up", "full", "foreign", "heal"
     with redis_server(tmp_path / "redis") as server:
@@ -169,7 +169,9 @@ async def test_any_order_of_faults(tmp_path: Path, seed: int, caplog):
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_differs_is_refused_and_one_of_the_same_name_is_not(tmp_path: Path):
+async def test_a_replica_with_other_settings_is_refused_but_not_one_of_the_same_name(
+    tmp_path: Path,
+):
     with redis_server(tmp_path / "redis") as server:
         async with fleet(server.url, "a") as (a,):
             other = {**TERMS, "policy": "hybrid"}
@@ -185,7 +187,7 @@ async def test_who_differs_is_refused_and_one_of_the_same_name_is_not(tmp_path: 
             assert server.client().hlen("warmroute:{default}:replicas") == 1
 
 
-async def test_who_speaks_another_version_is_not_read(tmp_path: Path):
+async def test_messages_of_another_version_are_not_read(tmp_path: Path):
     with redis_server(tmp_path / "redis") as server:
         async with fleet(server.url, "a", "b") as (a, b):
             c = Replica(server.url, "c", {**TERMS, VERSION: "2"})

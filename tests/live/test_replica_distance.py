@@ -49,7 +49,7 @@ def clock(tmp_path: Path) -> ShiftedClock:
 
 
 @pytest.mark.parametrize("shift_s", SHIFTS_S)
-def test_the_clocks_of_such_a_program_are_off_and_its_counting_is_not(clock, shift_s) -> None:
+def test_a_shifted_clock_is_off_but_its_monotonic_clock_is_right(clock, shift_s) -> None:
     asked = "import time; print(time.time(), time.monotonic())"
     with clock.off_by(shift_s):
         command = [sys.executable, "-c", asked]
@@ -71,7 +71,7 @@ async def counted(both: Pair, name: str) -> list[float]:
     return [await stack.metric(f"warmroute_replicas_{name}") for stack in both.stacks]
 
 
-async def test_a_pair_ten_seconds_and_forty_milliseconds_apart(
+async def test_a_pair_with_clocks_10_s_apart_and_redis_40_ms_away_works_as_one_router(
     tmp_path: Path, server: RedisServer, clock: ShiftedClock
 ) -> None:
     """With clocks ten seconds apart and Redis 40 ms away, two routers spread streams as one would,
@@ -119,7 +119,7 @@ async def test_a_pair_ten_seconds_and_forty_milliseconds_apart(
         await two.assert_idle()
 
 
-async def test_a_lease_has_one_holder_whatever_their_clocks_show(
+async def test_a_lease_has_one_holder_despite_shifted_clocks(
     server: RedisServer, clock: ShiftedClock
 ) -> None:
     async with slow_line(server.port, ONE_WAY_S) as port:
@@ -148,7 +148,7 @@ async def test_a_lease_has_one_holder_whatever_their_clocks_show(
                 await holder.end()
 
 
-async def test_news_are_as_old_as_the_way_and_little_more(server: RedisServer) -> None:
+async def test_messages_arrive_little_later_than_the_network_delay(server: RedisServer) -> None:
     async with (
         slow_line(server.port, ONE_WAY_S) as port,
         fleet(f"redis://127.0.0.1:{port}", "a", "b", lease_s=3.0) as (a, b),

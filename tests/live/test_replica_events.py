@@ -59,7 +59,7 @@ async def reader_of(*stacks: Stack) -> Stack:
     return found[0]
 
 
-async def test_one_polls_all_know_and_at_its_death_the_next_goes_on_without_a_loss(
+async def test_one_router_polls_events_for_all_and_another_takes_over_without_loss(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with (
@@ -92,7 +92,7 @@ async def test_one_polls_all_know_and_at_its_death_the_next_goes_on_without_a_lo
         assert await metric_sum(three.http, three.admin, "warmroute_kv_gaps_total") == 0
 
 
-async def test_redis_away_leaves_the_reader_and_its_return_the_truth(
+async def test_the_polling_router_continues_without_redis_and_shares_again_later(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with (
@@ -116,7 +116,7 @@ async def test_redis_away_leaves_the_reader_and_its_return_the_truth(
         assert (await view(two)).exact
 
 
-async def test_one_binds_what_engines_connect_to_and_the_next_binds_it_after_it(
+async def test_one_router_binds_the_event_endpoint_and_the_next_takes_it_over(
     tmp_path: Path, server: RedisServer
 ) -> None:
     endpoint = f"tcp://127.0.0.1:{lasting_port()}"
@@ -156,7 +156,7 @@ async def _publish(pub: zmq.asyncio.Socket, number: int) -> list[int]:
     return [int(hash_) for hash_ in chain_hashes(tokens, BLOCK)]
 
 
-async def test_a_newcomer_knows_large_caches_of_several_workers_soon(
+async def test_a_new_router_soon_knows_the_large_caches_of_several_workers(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:

@@ -37,7 +37,7 @@ async def heard_both_ways(a: Replica, b: Replica) -> None:
     await until(a.hears(b"from b"))
 
 
-async def test_killed_and_started_again_empty(server, caplog):
+async def test_replicas_reconnect_after_redis_was_killed_and_restarted_empty(server, caplog):
     caplog.set_level(logging.INFO)
     async with fleet(server.url, "a", "b") as (a, b):
         for times in (1, 2):
@@ -56,7 +56,7 @@ async def test_killed_and_started_again_empty(server, caplog):
     assert 4 <= len(lost) <= 12, "one line for each change, not for each attempt"
 
 
-async def test_paused(server):
+async def test_replicas_part_while_redis_is_paused_and_reconnect_afterwards(server):
     async with fleet(server.url, "a", "b") as (a, b):
         server.pause()
         assert await running_s(until(all_part(a, b))) < DETECTED_S + SLACK_S
@@ -75,7 +75,7 @@ async def test_a_short_pause_is_not_noticed(server):
         assert a.notes.parts + b.notes.parts == 0
 
 
-async def test_down_at_the_start_and_there_later(server, caplog):
+async def test_replicas_connect_when_redis_starts_after_them(server, caplog):
     server.kill()
     a, b = Replica(server.url, "a"), Replica(server.url, "b")
     for replica in (a, b):
@@ -89,7 +89,7 @@ async def test_down_at_the_start_and_there_later(server, caplog):
     await asyncio.gather(a.link.aclose(), b.link.aclose())
 
 
-async def test_a_password_is_asked_and_changed(server, caplog):
+async def test_a_required_or_changed_password_is_reported(server, caplog):
     client = server.client()
     client.config_set("requirepass", "first")
     url = server.url.replace("://", "://:{}@")
@@ -112,7 +112,7 @@ async def test_a_password_is_asked_and_changed(server, caplog):
     await asyncio.gather(*(one.link.aclose() for one in (wrong, right, none)))
 
 
-async def test_a_password_where_none_is_wanted(server, caplog):
+async def test_a_password_for_a_redis_without_one_is_reported(server, caplog):
     a = Replica(server.url.replace("://", "://user:secret@"), "a")
     await a.link.agree()
     assert "refuses the user or password" in caplog.text
@@ -139,7 +139,7 @@ async def test_a_password_where_none_is_wanted(server, caplog):
         ),
     ],
 )
-async def test_refused_writes_part_the_link_by_name(server, caplog, spoil, mend, told):
+async def test_refused_writes_take_the_link_down_and_are_logged(server, caplog, spoil, mend, told):
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
         client.execute_command(*spoil)
@@ -155,7 +155,7 @@ async def test_refused_writes_part_the_link_by_name(server, caplog, spoil, mend,
 
 
 @pytest.mark.parametrize("key", ["replicas", "arrivals"])
-async def test_a_key_that_is_somebody_elses(server, caplog, key):
+async def test_a_key_of_another_type_is_reported(server, caplog, key):
     client = server.client()
     client.set(f"warmroute:{{default}}:{key}", "a text")
     a = Replica(server.url, "a")
@@ -167,7 +167,7 @@ async def test_a_key_that_is_somebody_elses(server, caplog, key):
     await a.link.aclose()
 
 
-async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
+async def test_a_stream_whose_message_numbers_go_back_is_still_read(server):
     """A stream is read on when its message numbers go back, as after Redis lost all data and its
     clock was set back.
     """
@@ -185,7 +185,7 @@ async def test_a_stream_whose_numbers_go_back_is_read_all_the_same(server):
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n" * 9, b"*-1\r\n" * 9, b"$9" * 99, b""]
 )
-async def test_another_server_that_speaks_something_else(caplog, answer):
+async def test_a_server_that_is_not_redis_is_reported(caplog, answer):
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(100):
             if not answer:
@@ -208,7 +208,7 @@ async def test_another_server_that_speaks_something_else(caplog, answer):
     server.close()
 
 
-async def test_leaving_is_quick_whatever_redis_does(server):
+async def test_closing_the_link_is_quick_while_redis_is_paused_or_down(server):
     async with fleet(server.url, "a", "b") as (a, b):
         server.pause()
         assert await running_s(a.link.aclose()) < 1.0 + SLACK_S
@@ -216,7 +216,7 @@ async def test_leaving_is_quick_whatever_redis_does(server):
         assert await running_s(b.link.aclose()) < 1.0 + SLACK_S
 
 
-async def test_no_busy_loop_while_it_is_away(server):
+async def test_the_link_does_not_busy_loop_while_redis_is_down(server):
     server.kill()
     a = Replica(server.url, "a")
     a.link.start()

@@ -34,7 +34,7 @@ class Loan:
         self.lease = self.leases.want("it", self.told.append)
 
 
-async def test_one_has_it_and_the_next_one_gets_it_at_once_after_a_goodbye(server):
+async def test_the_next_replica_gets_the_lease_at_once_when_its_holder_leaves(server):
     async with fleet(server.url, "a", "b", "c") as replicas:
         wishes = [Loan(replica) for replica in replicas]
         tokens = []
@@ -51,7 +51,7 @@ async def test_one_has_it_and_the_next_one_gets_it_at_once_after_a_goodbye(serve
         assert server.client().get(KEY) is None
 
 
-async def test_it_goes_on_over_many_times_its_length(server):
+async def test_a_lease_is_renewed_many_times(server):
     async with fleet(server.url, "a", "b", lease_s=1.0) as (a, b):
         first = Loan(a)
         await until(lambda: first.lease.fence is not None)
@@ -61,7 +61,7 @@ async def test_it_goes_on_over_many_times_its_length(server):
         assert (len(first.told), second.told) == (1, [])
 
 
-async def test_redis_away_takes_it_and_redis_empty_gives_it_anew(server):
+async def test_a_lease_ends_while_redis_is_down_and_is_granted_again_afterwards(server):
     async with fleet(server.url, "a", "b") as (a, b):
         wishes = [Loan(a), Loan(b)]
         await until(lambda: any(loan.lease.fence for loan in wishes))
@@ -80,7 +80,7 @@ async def test_redis_away_takes_it_and_redis_empty_gives_it_anew(server):
         assert again > first, "tokens grow though Redis forgot them"
 
 
-async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
+async def test_a_holder_that_was_stopped_knows_at_once_that_its_lease_is_lost(server):
     holder = await LeaseHolder.start(server.url, 1.5)
     _, first = await holder.says()
     assert first is not None
@@ -98,7 +98,7 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_it_lost_it(server):
         assert holder.process.returncode == 0
 
 
-async def test_a_key_of_another_type_is_nobodys_and_harms_nothing_else(server, caplog):
+async def test_a_lease_key_of_another_type_has_no_holder_and_does_no_other_harm(server, caplog):
     server.client().hset(KEY, "x", "y")
     async with fleet(server.url, "a", "b") as (a, b):
         loan = Loan(a)

@@ -27,7 +27,7 @@ def empty(server: RedisServer) -> None:
     server.client().flushall()
 
 
-async def test_what_one_says_all_others_hear_once_and_in_order(server):
+async def test_a_message_reaches_all_other_replicas_once_and_in_order(server):
     async with fleet(server.url, "a", "b", "c") as (a, b, c):
         words = [b"%d" % number for number in range(100)]
         a.say(*words)
@@ -39,14 +39,14 @@ async def test_what_one_says_all_others_hear_once_and_in_order(server):
         assert [one.notes.joins for one in (a, b, c)] == [1, 1, 1]
 
 
-async def test_alone_is_no_trouble(server):
+async def test_a_single_replica_has_no_peers_and_no_errors(server):
     async with fleet(server.url, "a") as (a,):
         a.say(b"x")
         await until(lambda: a.link.counters.sent_messages == 1)
         assert a.notes.told_present == [frozenset()]
 
 
-async def test_fleets_know_nothing_of_each_other(server):
+async def test_replicas_of_different_fleets_do_not_see_each_other(server):
     async with fleet(server.url, "a") as (a,), fleet(server.url, "b", fleet="other") as (b,):
         a.say(b"x")
         await until(lambda: a.link.counters.sent_messages == 1)
@@ -56,7 +56,7 @@ async def test_fleets_know_nothing_of_each_other(server):
         assert not b.notes.heard
 
 
-async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
+async def test_a_new_replica_is_seen_at_once_and_receives_later_messages(server):
     async with fleet(server.url, "a") as (a,):
         a.say(b"before")
         await until(lambda: a.link.counters.sent_messages == 1)
@@ -71,7 +71,7 @@ async def test_a_newcomer_is_seen_at_once_and_hears_from_then_on(server):
         await b.link.aclose()
 
 
-async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
+async def test_a_replicas_goodbye_arrives_at_once_and_leaves_no_state(server):
     async with fleet(server.url, "a", "b") as (a, b):
         a.link.membership.look = lambda *_: None  # no peer lapses
         b.say(b"last")
@@ -85,7 +85,7 @@ async def test_a_goodbye_is_heard_at_once_and_leaves_nothing(server):
         assert a.link.membership.returned == 0
 
 
-async def test_two_of_one_name_are_two(server):
+async def test_two_replicas_of_one_name_are_separate_peers(server):
     async with fleet(server.url, "a", "a") as (old, new):
         old.say(b"drains")
         new.say(b"serves")
@@ -93,7 +93,7 @@ async def test_two_of_one_name_are_two(server):
         await until(new.hears(b"drains"))
 
 
-async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
+async def test_a_dead_replica_is_removed_after_its_lease(server):
     async with fleet(server.url, "a", "b") as (a, b):
         b.link._running.cancel()  # as a kill does, without a goodbye
         assert await until(a.sees()) > 0.9
@@ -102,7 +102,7 @@ async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
         assert a.link.membership.returned == 0
 
 
-async def test_a_stream_is_kept_short(server):
+async def test_a_stream_keeps_a_bounded_number_of_entries(server):
     async with fleet(server.url, "a", flush_s=0.001) as (a,):
         a.say(*[b"x"] * (KEPT_ENTRIES * 2))
         await until(lambda: a.link.counters.sent_messages == KEPT_ENTRIES * 2)
@@ -110,7 +110,7 @@ async def test_a_stream_is_kept_short(server):
         assert KEPT_ENTRIES <= length < KEPT_ENTRIES * 1.3
 
 
-async def test_a_stream_is_kept_small(server):
+async def test_a_stream_keeps_a_bounded_number_of_bytes(server):
     async with fleet(server.url, "a", "b", flush_s=0.001) as (a, b):
         big = bytes(MAX_MESSAGE_BYTES)
         a.say(*[big] * 100, b"end")
@@ -123,7 +123,7 @@ async def test_a_stream_is_kept_small(server):
         assert kept < 101 or connections > 1
 
 
-async def test_what_is_too_long_is_not_told(server, caplog):
+async def test_a_message_over_the_size_limit_is_dropped(server, caplog):
     async with fleet(server.url, "a", "b") as (a, b):
         a.say(bytes(MAX_MESSAGE_BYTES + 1), b"next")
         await until(b.hears(b"next"))
@@ -151,7 +151,7 @@ async def test_foreign_entries_are_counted_and_ignored(server, caplog):
     assert caplog.text.count("no replica's") < 20
 
 
-async def test_a_stream_of_another_type_stops_only_itself(server):
+async def test_a_stream_key_of_another_type_stops_no_other_stream(server):
     async with fleet(server.url, "a", "b", "c") as (a, b, c):
         client = server.client()
         said = f"warmroute:{{default}}:stream:{c.identity}"
@@ -169,7 +169,7 @@ async def test_a_stream_of_another_type_stops_only_itself(server):
         await d.link.aclose()
 
 
-async def test_a_lapsed_entry_comes_back_without_harm(server):
+async def test_a_lapsed_registry_entry_is_restored_without_harm(server):
     async with fleet(server.url, "a", "b", lease_s=20.0) as (a, b):
         told_before = len(b.notes.told_present)  # b may have been present before a
         for _ in range(3):
@@ -183,7 +183,7 @@ async def test_a_lapsed_entry_comes_back_without_harm(server):
         assert (a.notes.joins, a.notes.parts) == (1, 0)
 
 
-async def test_everything_flushed_is_no_harm(server):
+async def test_a_flushed_redis_does_no_harm(server):
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
         for number in range(5):

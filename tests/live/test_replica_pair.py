@@ -36,7 +36,9 @@ def server(tmp_path: Path):
 
 
 @pytest.mark.alone
-async def test_one_is_killed_under_streams(tmp_path: Path, server: RedisServer) -> None:
+async def test_a_killed_router_is_forgotten_by_its_peer_under_streams(
+    tmp_path: Path, server: RedisServer
+) -> None:
     # The policy uses only requests, of which each router hears from the other. A policy that weighs
     # queued prefill as well is as uneven as the prefill at that moment.
     async with pair(tmp_path, server.url, speed=1, policy="least_requests") as both:
@@ -87,14 +89,14 @@ async def _stopped(server: RedisServer | WalledRedis) -> None:
 @pytest.mark.alone
 # A stopped Redis does not answer, like one that is cut off.
 @pytest.mark.parametrize("fault", [_killed, pytest.param(_stopped, marks=pytest.mark.full)])
-async def test_redis_comes_and_goes_under_load(
+async def test_no_request_fails_while_redis_fails_and_returns(
     tmp_path: Path, server: RedisServer, fault: Callable
 ) -> None:
     await _nobody_fails(tmp_path, server, fault)
 
 
 @pytest.mark.alone
-async def test_redis_is_cut_off_under_load(tmp_path: Path) -> None:
+async def test_no_request_fails_while_redis_is_cut_off(tmp_path: Path) -> None:
     with walled_redis(tmp_path / "redis") as server:
         await _nobody_fails(tmp_path, server, _stopped)
 

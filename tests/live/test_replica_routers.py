@@ -71,7 +71,7 @@ async def shown(stack: Stack) -> dict[str, set[str]]:
     return found
 
 
-async def test_each_knows_what_the_other_has_under_way_and_forgets_it_at_its_death(
+async def test_each_router_knows_the_others_requests_until_the_other_dies(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with place(tmp_path, speed=0.2) as world:
@@ -95,7 +95,7 @@ async def test_each_knows_what_the_other_has_under_way_and_forgets_it_at_its_dea
         assert (await two.complete([2] * 32))[0] == 200
 
 
-async def test_without_redis_it_serves_alone_says_so_and_joins_later(
+async def test_a_router_without_redis_serves_alone_and_joins_later(
     tmp_path: Path, server: RedisServer
 ) -> None:
     server.kill()
@@ -116,7 +116,7 @@ async def test_without_redis_it_serves_alone_says_so_and_joins_later(
         assert await two.router.process.wait() == 0
 
 
-async def test_who_differs_is_refused_by_name_and_the_other_serves_on(
+async def test_a_router_with_other_settings_is_refused_and_its_peer_keeps_serving(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with place(tmp_path) as world:
@@ -137,7 +137,7 @@ async def test_who_differs_is_refused_by_name_and_the_other_serves_on(
         assert await metric_sum(world.http, one.admin, "warmroute_replicas_peers") == 0
 
 
-async def test_who_differs_from_one_that_died_is_not_refused(
+async def test_a_router_with_other_settings_than_a_dead_peer_is_not_refused(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with place(tmp_path) as world:
@@ -148,7 +148,7 @@ async def test_who_differs_from_one_that_died_is_not_refused(
         await until_metric(two, "replicas_link_up", 1)
 
 
-async def test_a_reload_that_differs_is_said_once_and_shown(
+async def test_a_reload_to_settings_that_differ_is_logged_once_and_shown_in_metrics(
     tmp_path: Path, server: RedisServer
 ) -> None:
     file = tmp_path / "two.yaml"
@@ -169,7 +169,7 @@ async def test_a_reload_that_differs_is_said_once_and_shown(
         assert one.router.log.read_text().count(line) == 1
 
 
-async def test_a_follower_stands_beside_the_one_before_it_and_then_alone(
+async def test_a_hot_restart_shows_the_peer_both_routers_and_then_the_new_one(
     tmp_path: Path, server: RedisServer
 ) -> None:
     async with place(tmp_path, speed=0.2) as world:
@@ -192,7 +192,7 @@ async def test_a_follower_stands_beside_the_one_before_it_and_then_alone(
         await until_metric(stack, "worker_requests", 0)
 
 
-async def test_secrets_are_in_no_log(tmp_path: Path, server: RedisServer) -> None:
+async def test_no_log_contains_secrets(tmp_path: Path, server: RedisServer) -> None:
     server.client().config_set("requirepass", "hush-hush")
     url = server.url.replace("://", "://:{}@")
     async with place(tmp_path) as world:
@@ -207,9 +207,7 @@ async def test_secrets_are_in_no_log(tmp_path: Path, server: RedisServer) -> Non
         assert "hush" not in seen
 
 
-async def test_another_password_is_taken_over_by_a_reload(
-    tmp_path: Path, server: RedisServer
-) -> None:
+async def test_a_reload_applies_another_redis_password(tmp_path: Path, server: RedisServer) -> None:
     def files_say(password: str) -> None:
         for name in names:
             url = server.url.replace("://", f"://:{password}@")
@@ -252,7 +250,7 @@ async def test_another_password_is_taken_over_by_a_reload(
         await until_metric(stacks[0], "replicas_link_up", 1)
 
 
-async def test_who_speaks_another_version_is_refused_by_name_and_the_other_serves_on(
+async def test_a_peer_of_another_version_is_refused_and_both_keep_serving(
     tmp_path: Path, server: RedisServer
 ) -> None:
     """A peer that speaks another version of the messages, as in an update of one replica after the

@@ -29,7 +29,7 @@ async def talks(*replicas: Replica) -> None:
         await until(replica.hears(*(word for word in words if word != own)))
 
 
-async def test_as_a_user_with_the_rights_that_the_page_names(tmp_path):
+async def test_a_redis_user_with_the_documented_rights_suffices(tmp_path):
     rights = re.findall(r"`((?:~warmroute|\+)[^`]*)`", WIRE)
     assert len(rights) == 3
     words = " ".join(rights).replace("{FLEET}", "{default}").split()
@@ -65,7 +65,7 @@ def certificate(tmp_path) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_over_tls(tmp_path, certificate, caplog):
+async def test_replicas_connect_over_tls(tmp_path, certificate, caplog):
     cert, key = certificate
     port = lasting_port()
     options = ["--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-key-file", str(key)]
@@ -98,7 +98,7 @@ def sentinels(tmp_path) -> Iterator[tuple[RedisServer, RedisServer, RedisServer]
         yield master, follower, sentinel
 
 
-async def test_sentinels_name_the_next_master(sentinels, caplog):
+async def test_replicas_follow_sentinels_to_the_next_master(sentinels, caplog):
     master, follower, sentinel = sentinels
     await until(lambda: "slave0" in master.client().info("replication"))
     await until(lambda: len(sentinel.client().sentinel_slaves("main")) == 1)
@@ -152,7 +152,7 @@ async def test_a_cluster_has_each_fleet_on_one_node(cluster):
             assert cluster[slot > 8_191].client().hlen(key) == 2
 
 
-async def test_a_plain_url_to_a_cluster_says_what_to_write(cluster, caplog):
+async def test_the_error_for_a_plain_url_to_a_cluster_names_the_right_scheme(cluster, caplog):
     await whole(cluster)
     key = "warmroute:{default}:replicas"
     slot = cluster[0].client().execute_command("CLUSTER", "KEYSLOT", key)
@@ -161,7 +161,7 @@ async def test_a_plain_url_to_a_cluster_says_what_to_write(cluster, caplog):
     assert "use redis+cluster://" in caplog.text
 
 
-async def test_a_cluster_that_is_not_there(caplog):
+async def test_an_unreachable_cluster_is_reported(caplog):
     gone = Replica(f"redis+cluster://127.0.0.1:{lasting_port()}", "a")
     await gone.link.agree()
     assert "this router continues with its last known state" in caplog.text

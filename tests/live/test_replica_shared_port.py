@@ -46,7 +46,7 @@ async def ask(url: str, prompt: list[int]) -> int:
         return reply.status
 
 
-async def test_two_routers_share_a_port_and_what_they_know(
+async def test_two_routers_share_a_port_and_their_state(
     tmp_path: Path, server: RedisServer
 ) -> None:
     port = str(lasting_port())
@@ -87,7 +87,7 @@ async def test_two_routers_share_a_port_and_what_they_know(
         await until_sum(one, "worker_requests", 0)
 
 
-async def test_a_port_is_shared_only_by_those_that_are_told_to(tmp_path: Path) -> None:
+async def test_only_routers_with_reuse_port_share_a_port(tmp_path: Path) -> None:
     port = str(lasting_port())
     ports = ["serve", "--port", port, "--admin-port", "0"]
     async with Programs(tmp_path) as programs:

@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 
 
 @needs_redis
-async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Path) -> None:
+async def test_two_routers_take_requests_in_turn_and_leave_none_in_flight(tmp_path: Path) -> None:
     work = shared_prompt(24, 600, 70, 6, 20.0)
     seen: list[Outcome] = []
     with redis_server(tmp_path / "redis") as server:
@@ -39,7 +39,7 @@ async def test_two_routers_take_requests_in_turn_and_leave_nothing(tmp_path: Pat
 @pytest.mark.timeout(600)
 @needs_redis
 @pytest.mark.parametrize("name", ["shared", "chats"])
-async def test_two_decide_nearly_as_one(tmp_path: Path, name: str) -> None:
+async def test_two_routers_decide_nearly_like_one(tmp_path: Path, name: str) -> None:
     settings = StackSettings("warmset", workers=4, speed=0.5)
     told: list[str] = []
     runs = await compared(

@@ -28,7 +28,9 @@ async def ask(stack: Stack, serial: int) -> int:
         return reply.status
 
 
-async def test_no_pair_crosses_while_versions_change_in_place(tmp_path: Path) -> None:
+async def test_no_request_is_split_between_versions_while_they_change_in_place(
+    tmp_path: Path,
+) -> None:
     pairs: list[tuple[str, str]] = []
     statuses: list[int] = []
     rounds, draw = (4 if QUICK else 40), random.Random(3)

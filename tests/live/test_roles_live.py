@@ -29,7 +29,7 @@ async def until_role(stack: Stack, worker_id: int, role: str) -> None:
     await until(there, f"worker {worker_id} to be {role}")
 
 
-async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
+async def test_roles_change_under_load_and_no_request_fails(tmp_path: Path) -> None:
     """Every worker takes each role once, after its requests have ended, and no request fails."""
     flags = ("--disaggregation", "always")
     async with running(tmp_path, 3, flags, speed=50) as stack:
@@ -66,7 +66,7 @@ async def test_roles_change_under_load_and_nobody_fails(tmp_path: Path) -> None:
         print(f"\n{len(statuses)} requests, slowest change {slowest_s:.2f} s")
 
 
-async def test_a_change_that_is_refused_says_why(tmp_path: Path) -> None:
+async def test_the_error_for_a_refused_role_change_names_the_reason(tmp_path: Path) -> None:
     async with running(tmp_path, 1) as stack:
         status, text = await change(stack, 0, "cook")
         assert status == 400
@@ -79,7 +79,7 @@ async def test_a_change_that_is_refused_says_why(tmp_path: Path) -> None:
         assert "it has no group" in text
 
 
-async def test_roles_that_engines_tell_are_theirs_until_somebody_says_another(
+async def test_roles_reported_by_engines_hold_until_an_operator_sets_others(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, 0, ("--disaggregation", "always")) as stack:
@@ -100,7 +100,7 @@ async def test_roles_that_engines_tell_are_theirs_until_somebody_says_another(
         await stack.assert_idle()
 
 
-async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:
+async def test_a_pool_with_only_prefill_workers_is_reported(tmp_path: Path) -> None:
     async with running(tmp_path, 1, ("--log-level", "info")) as stack:
         await change(stack, 0, "prefill")
         await until_role(stack, 0, "prefill")
@@ -118,7 +118,7 @@ async def test_a_half_without_the_other_is_told(tmp_path: Path) -> None:
         await until(told, "the log to say so")
 
 
-async def test_roles_follow_the_mix(tmp_path: Path) -> None:
+async def test_roles_follow_the_mix_of_prompt_and_answer_lengths(tmp_path: Path) -> None:
     """With long prompts and short answers more workers take the prefill role, and no
     request fails.
     """
@@ -155,7 +155,9 @@ async def test_roles_follow_the_mix(tmp_path: Path) -> None:
         await stack.assert_idle()
 
 
-async def test_sglang_is_told_when_it_is_idle_and_nobody_fails(tmp_path: Path) -> None:
+async def test_sglang_workers_switch_roles_only_when_idle_and_no_request_fails(
+    tmp_path: Path,
+) -> None:
     """SGLang's workers are told to switch roles only when they are idle, and no request fails. The
     engines here are mocks that only prefill or only decode and cannot serve alone.
     """

@@ -74,7 +74,7 @@ def pairs_in(log: Path) -> list[dict[str, int]]:
     return [line for line in lines if line.get("prefill_worker") is not None]
 
 
-async def test_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
+async def test_workers_of_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--access-log", str(log)]
     arguments += ["--disaggregation", "always", "--retries-backoff-s", "0"]

@@ -97,7 +97,7 @@ async def scaled(folder: Path) -> AsyncIterator[tuple[Stack, Autoscaler, Path]]:
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
-async def test_a_pool_goes_from_zero_to_one_and_back_three_times(tmp_path: Path) -> None:
+async def test_a_pool_scales_from_zero_to_one_worker_and_back_three_times(tmp_path: Path) -> None:
     async with scaled(tmp_path) as (stack, scaler, facts):
         status, answer = await stack.complete([1], model="unheard of")
         assert (status, answer["error"]["code"]) == (404, "model_not_found")

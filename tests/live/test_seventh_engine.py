@@ -61,13 +61,13 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
         yield Pair(stack, urls, servers)
 
 
-def test_its_file_is_short_and_its_registration_a_line() -> None:
+def test_an_adapter_needs_one_short_file_and_one_line_of_registration() -> None:
     assert len(FILE.read_text(encoding="utf-8").splitlines()) <= FILE_LINES_MAX
     assert LINE.count("\n") == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_it_is_recognized(pair: Pair) -> None:
+async def test_the_seventh_engine_is_recognized(pair: Pair) -> None:
     rows = await pair.stack.rows()
     assert [(row["kind"], row["role"]) for row in rows] == [("seventh", role) for role in ROLES]
     # Without events the router follows it in longer blocks than its own.
@@ -93,14 +93,14 @@ async def test_a_request_is_split_into_two_legs(pair: Pair) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_client_may_not_name_kv(pair: Pair) -> None:
+async def test_a_client_may_not_set_the_kv_field(pair: Pair) -> None:
     status, answer = await pair.stack.complete([1, 2], seventh_kv={"remote_host": "10.0.0.1"})
     assert status == 400
     assert answer["error"]["code"] == "transfer_field"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_its_load_is_measured(pair: Pair) -> None:
+async def test_the_seventh_engines_load_is_measured(pair: Pair) -> None:
     async def ask() -> int:
         return (await pair.stack.complete(prompt_of(2), max_tokens=2_000))[0]
 
@@ -114,7 +114,7 @@ async def test_its_load_is_measured(pair: Pair) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_it_is_drained_and_removed(pair: Pair) -> None:
+async def test_the_seventh_engine_is_drained_and_removed(pair: Pair) -> None:
     async with pair.stack.http.post(f"{pair.stack.admin}/workers/1/drain") as reply:
         assert reply.status == 200
     assert (await pair.stack.row(1))["state"] == "draining"

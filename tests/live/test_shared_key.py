@@ -105,7 +105,7 @@ async def hit_tokens(log_dir: Path, shared: bool) -> tuple[int, int]:
     return sum(a.cached_tokens for a in children), sum(a.prompt_tokens for a in children)
 
 
-async def test_a_key_of_a_whole_group_costs_its_sub_agents_no_hits(tmp_path: Path) -> None:
+async def test_one_session_key_for_a_group_of_agents_costs_no_hits(tmp_path: Path) -> None:
     own, prompts = await hit_tokens(tmp_path, shared=False)
     shared, _ = await hit_tokens(tmp_path, shared=True)
     print(f"cached of {prompts} prompt tokens: an id each {own}, one key {shared}")

@@ -127,7 +127,7 @@ async def read_until(answer: aiohttp.ClientResponse, found: bytes, times: int = 
 @pytest.mark.parametrize("path", NAMED)
 @pytest.mark.parametrize("model", [MODEL, ALIAS])
 @pytest.mark.parametrize("opens", [0, 1, 4])
-async def test_a_silent_workers_client_gets_comments(tmp_path, path, model, opens) -> None:
+async def test_a_client_of_a_silent_worker_gets_comments(tmp_path, path, model, opens) -> None:
     worker = Silent(opens=opens)
     async with router(tmp_path, worker, flags=PINGED) as (url, http):
         async with http.post(url + path, json=body(model)) as answer:
@@ -142,7 +142,7 @@ async def test_a_silent_workers_client_gets_comments(tmp_path, path, model, open
         assert worker.asked == 1
 
 
-async def test_a_chat_with_much_to_compute_gets_comments(tmp_path) -> None:
+async def test_a_chat_with_a_long_prefill_gets_comments(tmp_path) -> None:
     worker = Silent()
     asked = [{"role": "user", "content": "Say good day. " * 20_000}]
     async with router(tmp_path, worker, flags=PINGED) as (url, http):
@@ -155,7 +155,9 @@ async def test_a_chat_with_much_to_compute_gets_comments(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("path", NAMED)
-async def test_an_answer_that_begins_in_time_is_the_workers(tmp_path, path) -> None:
+async def test_an_answer_that_begins_in_time_keeps_the_workers_headers_and_status(
+    tmp_path, path
+) -> None:
     worker = Silent()
     worker.goes_on.set()
     async with router(tmp_path, worker, flags=("--waiting-ping-s", "30")) as (url, http):
@@ -169,7 +171,9 @@ async def test_an_answer_that_begins_in_time_is_the_workers(tmp_path, path) -> N
 
 
 @pytest.mark.parametrize("path", NAMED)
-async def test_an_error_after_a_comment_is_an_event_with_the_workers_words(tmp_path, path) -> None:
+async def test_an_error_after_a_comment_is_an_event_with_the_workers_message(
+    tmp_path, path
+) -> None:
     worker = Silent(status=400)
     async with (
         router(tmp_path, worker, flags=PINGED) as (url, http),
@@ -187,7 +191,7 @@ async def test_an_error_after_a_comment_is_an_event_with_the_workers_words(tmp_p
     }
 
 
-async def test_another_worker_answers_in_place_of_one_that_dies_after_comments(tmp_path) -> None:
+async def test_a_request_moves_from_a_worker_that_dies_after_comments(tmp_path) -> None:
     workers = Silent(dies=True), Silent(dies=True)
     async with (
         router(tmp_path, *workers, flags=PINGED) as (url, http),
@@ -204,7 +208,7 @@ async def test_another_worker_answers_in_place_of_one_that_dies_after_comments(t
     assert read.replace(PING, b"") == b"".join(message_events(MODEL))
 
 
-async def test_a_worker_that_dies_after_comments_and_has_no_other_ends_in_an_event(
+async def test_the_only_workers_death_after_comments_gives_an_error_event(
     tmp_path,
 ) -> None:
     worker = Silent(dies=True)
@@ -220,7 +224,7 @@ async def test_a_worker_that_dies_after_comments_and_has_no_other_ends_in_an_eve
     assert event.endswith(b"}\n\n")
 
 
-async def test_no_comments_where_they_are_switched_off(tmp_path) -> None:
+async def test_clients_get_no_comments_if_they_are_switched_off(tmp_path) -> None:
     worker = Silent(opens=1)
     async with (
         router(tmp_path, worker, flags=("--waiting-ping-s", "0")) as (url, http),

@@ -103,7 +103,9 @@ def frozen(stack: Stack, numbers: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("pause_s", PAUSES_S)
-async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s: float) -> None:
+async def test_stopping_all_workers_together_fails_no_request(
+    tmp_path: Path, pause_s: float
+) -> None:
     async with running(tmp_path, workers=3, router=QUICK) as stack:
         async with clients(stack) as crowd:
             with frozen(stack, [0, 1, 2]):
@@ -137,7 +139,7 @@ async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s:
         await stack.assert_idle()
 
 
-async def test_one_dead_beside_stopped_ones_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
+async def test_a_dead_worker_among_stopped_ones_gets_and_fails_no_request(tmp_path: Path) -> None:
     """A dead worker among stopped ones gets no new request: only streams that it had begun are cut,
     and all other requests wait for the stopped workers.
     """
@@ -155,7 +157,7 @@ async def test_one_dead_beside_stopped_ones_gets_nothing_and_fails_nobody(tmp_pa
         await stack.assert_idle()
 
 
-async def test_a_pool_of_one_is_waited_for(tmp_path: Path) -> None:
+async def test_requests_wait_for_the_stopped_only_worker(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1, router=QUICK) as stack:
         async with clients(stack) as crowd:
             with frozen(stack, [0]):
@@ -165,7 +167,7 @@ async def test_a_pool_of_one_is_waited_for(tmp_path: Path) -> None:
         await stack.assert_idle()
 
 
-async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with_its_cache(
+async def test_a_stopped_worker_gets_no_request_and_returns_with_its_known_cache(
     tmp_path: Path,
 ) -> None:
     """A stopped worker among healthy ones gets no new request; requests that wait there move after
@@ -213,7 +215,7 @@ def black_hole(address: tuple[str, int]) -> Iterator[None]:
         yield
 
 
-async def test_one_whose_packets_are_dropped_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
+async def test_a_worker_whose_packets_are_dropped_gets_and_fails_no_request(tmp_path: Path) -> None:
     async with AsyncExitStack() as engines, running(tmp_path, workers=0, router=QUICK) as stack:
         first, second, lost = [await engines.enter_async_context(engine()) for _ in range(3)]
         for well in (first, second):
@@ -268,7 +270,9 @@ async def test_the_routers_own_pause_is_not_charged_to_workers(
         await stack.assert_idle()
 
 
-async def test_a_pause_of_the_whole_host_is_no_silence_between_two_bytes(tmp_path: Path) -> None:
+async def test_a_pause_of_the_host_does_not_count_as_a_silence_of_the_worker(
+    tmp_path: Path,
+) -> None:
     """A pause of the whole host does not count as a worker's silence: the router wakes up before
     its worker, which needs a moment to continue its stream.
     """

@@ -117,7 +117,7 @@ def right(serial: int, answer: Any, tokens: int = 300, output: int = 8) -> bool:
     return said == continuation(prompt_of(serial, tokens), output, VOCAB)
 
 
-async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
+async def test_a_prefill_and_a_decode_worker_form_a_pair(tmp_path: Path) -> None:
     async with pool(tmp_path) as both:
         for serial in range(10):
             status, answer = await both.ask(serial)
@@ -129,7 +129,7 @@ async def test_two_workers_with_roles_are_a_pair(tmp_path: Path) -> None:
         assert await both.counted("prefill", "vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
-async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) -> None:
+async def test_kv_of_a_client_that_left_is_released_at_once(tmp_path: Path) -> None:
     """KV is given back at once when its client leaves while the decode worker does not respond; the
     lease alone would last an hour.
     """
@@ -151,7 +151,7 @@ async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) ->
         await both.at_rest()
 
 
-async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> None:
+async def test_kv_is_released_whenever_clients_disconnect(tmp_path: Path) -> None:
     """KV is given back whenever clients leave, here at random times between sending and the first
     token; leases last an hour.
     """
@@ -177,7 +177,7 @@ async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> 
         assert await both.counted("prefill", "vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
-async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
+async def test_real_engines_of_different_shapes_form_a_pair(tmp_path: Path) -> None:
     """Engines of different shapes work as prefill and decode worker: one has tensor-parallel ranks,
     the other pipeline stages and another block size. The text equals that of one worker alone.
     """

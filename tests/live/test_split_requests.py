@@ -93,7 +93,7 @@ async def pair(
         yield Pair(stack, prefilled, decoded, heads, log)
 
 
-async def test_the_second_leg_carries_what_the_first_one_answered(tmp_path: Path) -> None:
+async def test_the_decode_leg_has_the_kv_parameters_of_the_prefill_answer(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
         status, body = await both.ask(temperature=0, stop=["x"])
         assert (status, json.loads(body)["choices"][0]["text"]) == (200, " a b")
@@ -126,7 +126,7 @@ async def test_the_second_leg_carries_what_the_first_one_answered(tmp_path: Path
     assert "10.0.0.7" not in both.log.read_text() + (tmp_path / "logs" / "router.log").read_text()
 
 
-async def test_a_stream_begins_at_the_worker_that_decodes(tmp_path: Path) -> None:
+async def test_a_stream_comes_from_the_decode_worker(tmp_path: Path) -> None:
     async with pair(tmp_path, second=STREAM) as both:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         assert await both.ask(**options) == (200, EVENTS)
@@ -160,7 +160,9 @@ async def test_the_explain_header_names_the_worker_that_prefilled(
         assert "prefill" not in why
 
 
-async def test_the_explain_header_of_a_first_legs_refusal_is_about_that_leg(tmp_path: Path) -> None:
+async def test_the_explain_header_of_a_prefill_refusal_describes_the_prefill_leg(
+    tmp_path: Path,
+) -> None:
     async with pair(tmp_path, first=REFUSAL) as both:
         why = await both.explained("1", status=400)
         assert (why["worker"], why.get("prefill_worker")) == (0, None)
@@ -169,14 +171,16 @@ async def test_the_explain_header_of_a_first_legs_refusal_is_about_that_leg(tmp_
 @pytest.mark.parametrize(
     "fields", [{"n": 2}, {"echo": True}, {"max_tokens": 1}, {"prompt_logprobs": 1}], ids=str
 )
-async def test_what_is_not_to_be_split_goes_to_one(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_requests_that_cannot_be_split_go_to_one_worker(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     async with pair(tmp_path) as both:
         assert (await both.ask(**fields))[0] == 200
         assert (len(both.prefilled), len(both.decoded)) == (0, 1)
         assert b"kv_transfer_params" not in both.decoded[0]
 
 
-async def test_kv_that_was_fetched_too_late_is_told(tmp_path: Path) -> None:
+async def test_kv_that_was_fetched_too_late_is_counted_and_logged(tmp_path: Path) -> None:
     gauges = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
     late = b"vllm:nixl_num_notifications_after_expiry_total 3\n"
     async with pair(tmp_path, metrics=gauges + late) as both:
@@ -195,7 +199,7 @@ NULL = PARAMS.replace(b"5600", b"null")
 
 
 @pytest.mark.parametrize("params", [b"null", b"[1]", b"{}", LACKING, NULL], ids=bytes.decode)
-async def test_without_parameters_the_second_worker_computes_it(
+async def test_without_kv_parameters_the_decode_worker_computes_the_prompt(
     tmp_path: Path, params: bytes
 ) -> None:
     """If the prefill answer lacks KV parameters, the decode worker computes the prompt itself,
@@ -206,7 +210,7 @@ async def test_without_parameters_the_second_worker_computes_it(
         assert b"kv_transfer_params" not in both.decoded[0]
 
 
-async def test_a_refusal_of_the_first_leg_is_its_clients(tmp_path: Path) -> None:
+async def test_the_client_gets_the_refusal_of_the_prefill_leg(tmp_path: Path) -> None:
     async with pair(tmp_path, first=REFUSAL) as both:
         status, body = await both.ask()
         assert (status, json.loads(body)["error"]["code"]) == (400, "bad_tool")
@@ -216,7 +220,9 @@ async def test_a_refusal_of_the_first_leg_is_its_clients(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("first", [BROKEN, ERROR, b""], ids=["broken", "500", "closed"])
-async def test_a_prefill_that_fails_is_its_workers_fault(tmp_path: Path, first: bytes) -> None:
+async def test_a_failed_prefill_counts_against_the_prefill_worker(
+    tmp_path: Path, first: bytes
+) -> None:
     """A failed prefill is counted against the prefill worker, and the decode worker does the whole
     request.
     """
@@ -227,7 +233,7 @@ async def test_a_prefill_that_fails_is_its_workers_fault(tmp_path: Path, first: 
         await both.stack.assert_idle()
 
 
-async def test_a_decode_that_fails_is_not_the_prefills_fault(tmp_path: Path) -> None:
+async def test_a_failed_decode_does_not_count_against_the_prefill_worker(tmp_path: Path) -> None:
     async with pair(tmp_path, second=BROKEN) as both:
         status, _ = await both.ask()
         assert status in (200, 502)
@@ -236,20 +242,20 @@ async def test_a_decode_that_fails_is_not_the_prefills_fault(tmp_path: Path) -> 
         await both.stack.assert_idle()
 
 
-async def test_workers_of_different_groups_are_no_pair(tmp_path: Path) -> None:
+async def test_workers_of_different_groups_form_no_pair(tmp_path: Path) -> None:
     async with pair(tmp_path, group="another") as both:
         assert (await both.ask())[0] == 200
         assert (len(both.prefilled), len(both.decoded)) == (0, 1)
 
 
-async def test_clients_set_no_transfer(tmp_path: Path) -> None:
+async def test_clients_may_not_set_the_kv_transfer_field(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
         status, body = await both.ask(kv_transfer_params={"remote_host": "10.0.0.9"})
         assert (status, json.loads(body)["error"]["code"]) == (400, "transfer_field")
         assert both.prefilled + both.decoded == []
 
 
-async def test_a_client_that_leaves_in_the_first_leg_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_during_prefill_leaves_no_request(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -333,7 +339,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("case", UNREAD)
 @pytest.mark.parametrize("relay", ["auto", "python"])
-async def test_kv_whose_worker_was_not_heard_is_given_back_by_the_routers_own_name(
+async def test_kv_with_an_unread_prefill_answer_is_released_by_the_routers_own_id(
     tmp_path: Path, case: str, relay: str
 ) -> None:
     said, headers, more = UNREAD[case]

@@ -124,7 +124,9 @@ async def pool(
 
 @ENGINES
 @pytest.mark.parametrize("stream", [False, True])
-async def test_both_workers_meet(tmp_path: Path, engine: type[MeetingWorker], stream: bool) -> None:
+async def test_both_legs_meet_at_their_workers(
+    tmp_path: Path, engine: type[MeetingWorker], stream: bool
+) -> None:
     async with pool(tmp_path, engine) as both:
         for _ in range(3):
             assert await both.ask(stream=stream) == (200, TEXT)
@@ -166,7 +168,9 @@ async def test_the_explain_header_names_both_workers(
     assert {(line["prefill_worker"], line["worker"]) for line in told} == seen
 
 
-async def test_sglang_says_its_role_itself_and_each_request_has_a_room(tmp_path: Path) -> None:
+async def test_sglangs_role_is_recognized_and_each_request_gets_its_own_room(
+    tmp_path: Path,
+) -> None:
     async with pool(tmp_path, SGLang) as both:
         rows = await both.stack.rows()
         assert [row["role"] for row in rows] == ["prefill", "decode"]
@@ -191,7 +195,7 @@ async def test_sglang_says_its_role_itself_and_each_request_has_a_room(tmp_path:
         assert all(0 <= room < 2**53 for room in rooms)
 
 
-async def test_a_room_leads_to_the_chosen_rank(tmp_path: Path) -> None:
+async def test_an_sglang_room_belongs_to_the_chosen_rank(tmp_path: Path) -> None:
     async with pool(tmp_path, SGLang, ranks=4) as both:
         assert len(await both.stack.rows()) == 8
         for _ in range(8):
@@ -204,7 +208,9 @@ async def test_a_room_leads_to_the_chosen_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_mooncake_names_transfer_and_engine(tmp_path: Path, ranks: int) -> None:
+async def test_mooncake_requests_have_the_ids_of_transfer_and_engine(
+    tmp_path: Path, ranks: int
+) -> None:
     async with pool(tmp_path, Mooncake, ranks=ranks) as both:
         assert await both.ask(stream=True, stream_options={"include_usage": True}) == (200, TEXT)
         ((sent,), (told,)) = both.prefill[0].bodies, both.decode[0].bodies
@@ -222,7 +228,7 @@ async def test_mooncake_names_transfer_and_engine(tmp_path: Path, ranks: int) ->
 
 @ENGINES
 @pytest.mark.parametrize("fault", ["500", "503", "close"])
-async def test_a_prefill_that_fails_ends_the_answer_and_another_pair_serves(
+async def test_a_failed_prefill_ends_the_decode_leg_and_another_pair_serves(
     tmp_path: Path, engine: type[MeetingWorker], fault: str
 ) -> None:
     async with pool(tmp_path, engine, prefill=2) as both:
@@ -240,7 +246,7 @@ async def test_a_prefill_that_fails_ends_the_answer_and_another_pair_serves(
     ("engine", "fault", "stream"),
     pairs_of((SGLang, Mooncake), ("500", "close"), (False, True)),
 )
-async def test_an_answer_that_fails_ends_the_prefill_and_another_pair_serves(
+async def test_a_failed_decode_ends_the_prefill_leg_and_another_pair_serves(
     tmp_path: Path, engine: type[MeetingWorker], fault: str, stream: bool
 ) -> None:
     async with pool(tmp_path, engine, decode=2) as both:
@@ -254,7 +260,7 @@ async def test_an_answer_that_fails_ends_the_prefill_and_another_pair_serves(
 
 
 @ENGINES
-async def test_a_prefill_that_hangs_is_left_in_time(
+async def test_a_hanging_prefill_is_abandoned_at_its_timeout(
     tmp_path: Path, engine: type[MeetingWorker]
 ) -> None:
     flags = ("--timeouts-first-byte-s", "0.5", "--timeouts-whole-answer-s", "0.5")
@@ -270,7 +276,7 @@ async def test_a_prefill_that_hangs_is_left_in_time(
 @pytest.mark.parametrize(
     ("engine", "both", "stream"), pairs_of((SGLang, Mooncake), (0, 1), (False, True))
 )
-async def test_a_transfer_is_waited_for_once(
+async def test_a_request_waits_only_once_for_a_transfer_that_never_ends(
     tmp_path: Path,
     engine: type[MeetingWorker],
     both: int,
@@ -301,7 +307,7 @@ def is_leg(body: bytes) -> bool:
 
 
 @ENGINES
-async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
+async def test_a_prefill_failure_after_the_first_byte_is_only_counted(
     tmp_path: Path, engine: type[MeetingWorker]
 ) -> None:
     async with pool(tmp_path, engine) as both:
@@ -326,7 +332,7 @@ async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
 
 @ENGINES
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_refusal_of_either_leg_is_its_clients(
+async def test_the_client_gets_the_refusal_of_either_leg(
     tmp_path: Path, engine: type[MeetingWorker], role: str
 ) -> None:
     """The client gets the refusal of either the prefill or the decode worker. Each pool gets only
@@ -344,7 +350,7 @@ async def test_a_refusal_of_either_leg_is_its_clients(
 
 @ENGINES
 @pytest.mark.parametrize("stage", ["prefill", "decode", "stream"])
-async def test_a_client_that_leaves_leaves_nothing(
+async def test_a_client_that_disconnects_at_any_stage_leaves_no_request(
     tmp_path: Path, engine: type[MeetingWorker], stage: str
 ) -> None:
     async with pool(tmp_path, engine) as both:
@@ -373,7 +379,9 @@ async def test_a_client_that_leaves_leaves_nothing(
 
 
 @ENGINES
-async def test_a_stream_that_breaks_is_cut(tmp_path: Path, engine: type[MeetingWorker]) -> None:
+async def test_a_decode_stream_that_breaks_cuts_the_client(
+    tmp_path: Path, engine: type[MeetingWorker]
+) -> None:
     async with pool(tmp_path, engine) as both:
         both.decode[0].faults = ["break"]
         with pytest.raises(Exception, match=r"payload|closed|Chunk|Transfer"):
@@ -382,7 +390,7 @@ async def test_a_stream_that_breaks_is_cut(tmp_path: Path, engine: type[MeetingW
         assert await both.failures() == [0, 1]
 
 
-async def test_a_deadline_ends_both(tmp_path: Path) -> None:
+async def test_a_deadline_ends_both_legs(tmp_path: Path) -> None:
     async with pool(tmp_path, SGLang) as both:
         both.prefill[0].faults = ["hang"]
         body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16}
@@ -392,7 +400,7 @@ async def test_a_deadline_ends_both(tmp_path: Path) -> None:
         await both.at_rest()
 
 
-async def test_a_pool_without_one_half_says_which(tmp_path: Path) -> None:
+async def test_the_error_of_a_pool_without_one_role_names_the_role(tmp_path: Path) -> None:
     flags = ("--waiting-wait-s", "0.2")
     async with pool(tmp_path, SGLang, decode=0, flags=flags) as half:
         status, text = await half.ask()
@@ -403,7 +411,7 @@ async def test_a_pool_without_one_half_says_which(tmp_path: Path) -> None:
         assert both.prefill[0].bodies + both.decode[0].bodies == []
 
 
-async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) -> None:
+async def test_a_role_that_contradicts_sglangs_own_is_reported(tmp_path: Path) -> None:
     async with SGLang("decode").serving() as one, running(tmp_path, 0) as stack:
         spec = f"{one.url},kind=sglang,role=prefill"
         async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
@@ -418,7 +426,7 @@ async def test_a_role_that_sglang_was_not_started_for_is_told(tmp_path: Path) ->
 
 @ENGINES
 @pytest.mark.parametrize("relay", ["auto", "python"])
-async def test_whatever_fails_nothing_is_left_and_nobody_waits(
+async def test_random_faults_leave_no_request_and_no_waiting_client(
     tmp_path: Path, engine: type[MeetingWorker], relay: str
 ) -> None:
     """Nothing is left behind and no client waits when a third of the requests has a fault or a
@@ -463,7 +471,7 @@ async def test_whatever_fails_nothing_is_left_and_nobody_waits(
 
 
 @ENGINES
-async def test_both_workers_know_soon_that_a_client_left(
+async def test_both_workers_soon_stop_when_their_client_disconnects(
     tmp_path: Path, engine: type[MeetingWorker]
 ) -> None:
     """Both workers of a request stop computing within 50 ms after its client left; the bound in

@@ -93,7 +93,7 @@ def texts_below(folder: Path) -> list[str]:
     return [path.read_text() for path in paths]
 
 
-async def test_two_servers_say_what_one_says(tmp_path: Path) -> None:
+async def test_a_context_and_a_generation_server_answer_like_one_server(tmp_path: Path) -> None:
     async with pool(tmp_path, 2, 2) as one:
 
         async def ask(number: int) -> None:
@@ -128,7 +128,7 @@ async def test_two_servers_say_what_one_says(tmp_path: Path) -> None:
     assert "sha256=" not in "".join(written)
 
 
-async def test_a_chat_gives_its_ids_beside_its_messages(tmp_path: Path) -> None:
+async def test_a_chat_is_split_and_keeps_its_messages(tmp_path: Path) -> None:
     async with pool(tmp_path) as one:
         messages = [{"role": "user", "content": "hi"}]
         status, body = await one.ask("/v1/chat/completions", messages=messages)
@@ -139,7 +139,9 @@ async def test_a_chat_gives_its_ids_beside_its_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_ends_at_once_has_no_second_leg(tmp_path: Path, stream: bool) -> None:
+async def test_an_answer_that_ends_at_once_has_no_generation_leg(
+    tmp_path: Path, stream: bool
+) -> None:
     async with pool(tmp_path, ends_at_once=True) as one:
         status, body = await one.ask(stream=stream)
         assert (status, said(body, stream)) == (200, text_of([END]))
@@ -149,7 +151,7 @@ async def test_an_answer_that_ends_at_once_has_no_second_leg(tmp_path: Path, str
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "close"])
-async def test_a_context_server_that_fails_is_replaced(tmp_path: Path, fault: str) -> None:
+async def test_a_request_moves_from_a_context_server_that_fails(tmp_path: Path, fault: str) -> None:
     """When a context server fails, another one gets the request under a new number, since the first
     may keep KV under the old one.
     """
@@ -168,7 +170,7 @@ async def test_a_context_server_that_fails_is_replaced(tmp_path: Path, fault: st
         assert len(set(numbers)) == len(numbers)
 
 
-async def test_a_generation_server_that_fails_begins_with_the_prefill(tmp_path: Path) -> None:
+async def test_after_a_failed_generation_leg_the_request_is_prefilled_again(tmp_path: Path) -> None:
     async with pool(tmp_path, generation=2) as one:
         faults = deque(["500"])
         for server in one.generation:  # whichever is asked first
@@ -185,7 +187,7 @@ async def test_a_generation_server_that_fails_begins_with_the_prefill(tmp_path: 
         await one.stack.assert_idle()
 
 
-async def test_a_refusal_of_the_context_server_is_its_clients(tmp_path: Path) -> None:
+async def test_the_client_gets_the_refusal_of_the_context_server(tmp_path: Path) -> None:
     async with pool(tmp_path) as one:
         one.context[0].faults.append("400")
         assert (await one.ask())[0] == 400
@@ -193,7 +195,7 @@ async def test_a_refusal_of_the_context_server_is_its_clients(tmp_path: Path) ->
         await one.assert_clean()
 
 
-async def test_a_client_that_leaves_in_the_first_leg_stops_it(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_in_the_context_leg_stops_that_leg(tmp_path: Path) -> None:
     async with pool(tmp_path) as one:
         one.context[0].faults.append("hang")
         asking = asyncio.create_task(one.ask())
@@ -208,7 +210,7 @@ async def test_a_client_that_leaves_in_the_first_leg_stops_it(tmp_path: Path) ->
         assert one.generation[0].asked == []
 
 
-async def test_clients_that_leave_and_servers_that_fail_leave_nothing_behind(
+async def test_disconnected_clients_and_failed_servers_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
     """Nothing is left behind by clients that leave and servers that fail, and other clients get the
@@ -255,14 +257,18 @@ async def test_clients_that_leave_and_servers_that_fail_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"echo": True}], ids=str)
-async def test_what_is_not_for_two_goes_to_one(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_requests_that_cannot_be_split_go_to_one_server(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     async with pool(tmp_path) as one:
         await one.ask(**fields)
         (asked,) = one.context[0].asked + one.generation[0].asked
         assert "disaggregated_params" not in asked
 
 
-async def test_servers_join_by_the_store_and_leave_when_their_key_expires(tmp_path: Path) -> None:
+async def test_servers_join_through_the_store_and_leave_when_their_key_expires(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         store = f"http://127.0.0.1:{free.getsockname()[1]}"

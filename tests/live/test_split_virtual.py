@@ -88,13 +88,15 @@ def alike(figures: tuple[float, float, float, float]) -> bool:
     return abs(replayed_ms / live_ms - 1) < 0.05 and abs(replayed_s / live_s - 1) < 0.02
 
 
-async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> None:
+async def test_a_replay_of_two_prefill_and_two_decode_workers_matches_the_live_pool(
+    tmp_path: Path,
+) -> None:
     spec = WorkloadSpec(SOURCE.format(rate=3), requests=15 if QUICK else 45)
     assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found
 
 
 @pytest.mark.full
-async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
+async def test_a_replay_of_a_saturated_pool_has_the_live_pools_throughput(tmp_path: Path) -> None:
     """A replay of a pool at its limit has the throughput of the live pool; all requests arrive at
     once, so that the pool is the limit and not the clients.
     """

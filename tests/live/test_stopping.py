@@ -12,7 +12,7 @@ from tests.live.stack import MODEL, running, until
 PAUSE_S = 0.05  # of a client between two requests
 
 
-async def test_requests_that_wait_are_turned_away_when_the_router_stops(tmp_path: Path) -> None:
+async def test_held_requests_are_refused_when_the_router_stops(tmp_path: Path) -> None:
     policy = ["--policy", "tests.live.holding:hold_all", "--timeouts-shutdown-s", "5"]
     async with running(tmp_path, workers=1, router=policy) as stack:
         body = {"model": MODEL, "prompt": [1, 2], "max_tokens": 1}
@@ -59,7 +59,9 @@ class Kept:
             writer.close()
 
 
-async def test_who_keeps_a_connection_is_told_before_it_ends(tmp_path: Path) -> None:
+async def test_clients_on_kept_connections_get_connection_close_before_the_end(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, workers=1) as stack:
         port = int(stack.url.rpartition(":")[2])
         clients = [Kept() for _ in range(36)]
@@ -76,7 +78,7 @@ async def test_who_keeps_a_connection_is_told_before_it_ends(tmp_path: Path) -> 
         assert await stack.router.process.wait() == 0
 
 
-async def test_what_comes_on_a_kept_connection_meanwhile_does_not_wait_for_a_worker(
+async def test_requests_on_kept_connections_do_not_wait_during_shutdown(
     tmp_path: Path,
 ) -> None:
     policy = ["--policy", "tests.live.holding:hold_all", "--timeouts-shutdown-s", "15"]
@@ -97,7 +99,7 @@ async def test_what_comes_on_a_kept_connection_meanwhile_does_not_wait_for_a_wor
         assert await stack.router.process.wait() == 0
 
 
-async def test_nothing_of_the_native_code_outlives_the_router(tmp_path: Path) -> None:
+async def test_no_object_of_the_native_code_outlives_the_router(tmp_path: Path) -> None:
     """No object of the native code outlives the router; the binding library checks this at exit and
     logs leaks.
     """

@@ -46,7 +46,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "more"), CASES)
-async def test_one_that_leaves_with_streams_and_is_added_again_keeps_them(
+async def test_a_worker_that_is_removed_and_added_again_keeps_its_streams(
     tmp_path: Path, kind: str, more: str
 ) -> None:
     async with running(tmp_path, workers=0) as stack:
@@ -70,7 +70,7 @@ async def test_one_that_leaves_with_streams_and_is_added_again_keeps_them(
         await stack.assert_idle()
 
 
-async def test_one_that_is_removed_by_force_and_added_again_begins_with_nothing(
+async def test_a_worker_removed_by_force_and_added_again_starts_without_requests(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, workers=0) as stack:

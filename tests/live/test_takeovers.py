@@ -114,7 +114,7 @@ class Ground:
         pytest.param(100_000, 24, 400.0, marks=[pytest.mark.full, pytest.mark.timeout(3_600)]),
     ],
 )
-async def test_every_answer_is_right_whatever_happens(
+async def test_every_answer_is_right_under_kills_stops_reloads_and_takeovers(
     tmp_path: Path, answers: int, streams: int, rate: float
 ) -> None:
     file = tmp_path / "router.yaml"

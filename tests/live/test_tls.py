@@ -73,7 +73,9 @@ async def worker_state(http: aiohttp.ClientSession, admin: str, tls) -> dict:
         return (await reply.json())["workers"][0]
 
 
-async def test_everything_over_tls_with_certificates_on_every_side(authority, tmp_path) -> None:
+async def test_tls_works_with_certificates_of_clients_router_and_workers(
+    authority, tmp_path
+) -> None:
     server, ours = authority.signed("server"), authority.signed("router")
     known, stranger = authority.signed("client"), Authority(tmp_path, "stranger").signed("other")
     flags = [
@@ -119,9 +121,7 @@ async def test_everything_over_tls_with_certificates_on_every_side(authority, tm
         await until(counted, "the failed handshakes")
 
 
-async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
-    authority, tmp_path
-) -> None:
+async def test_sighup_applies_new_certificates_and_never_invalid_ones(authority, tmp_path) -> None:
     shown = authority.signed("shown")
     flags = ("--tls-cert", shown.cert, "--tls-key", shown.key)
 
@@ -153,7 +153,7 @@ async def test_new_certificates_are_shown_after_a_signal_and_bad_ones_never(
     ("renewals", "rate"),
     [(8, 40.0), pytest.param(300, 80.0, marks=[pytest.mark.full, pytest.mark.timeout(1_200)])],
 )
-async def test_certificates_that_change_under_load_fail_nobody(
+async def test_certificates_that_change_under_load_fail_no_client(
     authority, tmp_path, renewals, rate
 ) -> None:
     """Certificates that change under load fail no client; each client opens a new connection for
@@ -207,7 +207,7 @@ async def test_certificates_that_change_under_load_fail_nobody(
         ("DNS:engine.internal", ",insecure=true", True),
     ],
 )
-async def test_a_worker_is_believed_by_its_certificate_alone(
+async def test_a_worker_is_used_only_if_its_certificate_matches_its_name(
     authority, tmp_path, names, options, ready
 ) -> None:
     tls = server_tls(authority.port(authority.signed("named", names)))

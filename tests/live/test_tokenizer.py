@@ -46,7 +46,7 @@ async def chat(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> d
     }
 
 
-async def test_the_second_turn_of_a_chat_meets_its_exact_tokens(stack: Stack) -> None:
+async def test_the_second_turn_of_a_chat_hits_its_exact_tokens(stack: Stack) -> None:
     turns = [SYSTEM, {"role": "user", "content": "Is water wet?"}]
     first = await chat(stack, turns)
     assert not first["approximate"]
@@ -79,7 +79,7 @@ async def test_text_prompts_are_counted_as_the_engine_counts_them(stack: Stack) 
     assert not explanation["approximate"]
 
 
-async def test_a_chat_the_template_refuses_is_placed_all_the_same(stack: Stack) -> None:
+async def test_a_chat_that_the_template_refuses_is_still_dispatched(stack: Stack) -> None:
     """A chat that the template refuses is still sent to a worker, which decides about it; the
     router counts that it could not tokenize the chat exactly.
     """

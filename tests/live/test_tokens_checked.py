@@ -50,7 +50,7 @@ async def checked(stack: Stack, value: float) -> None:
     await until(found, "the check of the tokens")
 
 
-async def test_the_same_tokenizer_is_found_to_be_exact(tmp_path: Path) -> None:
+async def test_the_check_finds_that_the_same_tokenizer_is_exact(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     router = ["--tokenizer", str(folder)]
     async with running(tmp_path, workers=2, router=router, tokenizer=folder) as stack:
@@ -61,7 +61,7 @@ async def test_the_same_tokenizer_is_found_to_be_exact(tmp_path: Path) -> None:
         await stack.assert_idle()
 
 
-async def test_another_tokenizer_at_the_workers_is_found_and_nothing_fails(tmp_path: Path) -> None:
+async def test_the_check_finds_another_tokenizer_and_no_request_fails(tmp_path: Path) -> None:
     ours = write_model(tmp_path / "ours")
     theirs = write_model(tmp_path / "theirs", "unigram", "turns")
     router = ["--tokenizer", str(ours)]
@@ -77,7 +77,9 @@ async def test_another_tokenizer_at_the_workers_is_found_and_nothing_fails(tmp_p
 
 
 @pytest.mark.parametrize("off_by", [0, 1])
-async def test_counts_of_answers_are_held_against_ours(tmp_path: Path, off_by: int) -> None:
+async def test_token_counts_of_answers_are_compared_with_the_routers(
+    tmp_path: Path, off_by: int
+) -> None:
     """The router compares the prompt tokens that answers count with its own tokens if workers lack
     /tokenize.
     """
@@ -96,7 +98,7 @@ async def test_counts_of_answers_are_held_against_ours(tmp_path: Path, off_by: i
             assert figures[MISMATCH] == 3.0 * off_by
 
 
-async def test_ids_are_forwarded_where_asked_and_taken(tmp_path: Path) -> None:
+async def test_token_ids_are_forwarded_if_configured_and_accepted(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     ids = HfTokenizer(folder).encode(TEXT)
     body = ANSWER % len(ids)

@@ -47,7 +47,7 @@ def root_of(spans: list[Seen]) -> Seen:
 
 
 @pytest.mark.parametrize("flags", [["--relay", "auto"], ["--relay", "python"]])
-async def test_the_tree_of_a_request(tmp_path: Path, flags: list[str]) -> None:
+async def test_a_request_has_a_tree_of_spans(tmp_path: Path, flags: list[str]) -> None:
     access = tmp_path / "access"
     async with collecting() as collector:
         router = [*flags, *collector.flags, "--access-log", str(access), "--policy", "hybrid"]
@@ -106,7 +106,7 @@ def parents(heads: list[bytes]) -> list[bytes]:
     ]
 
 
-async def test_what_a_worker_is_told(tmp_path: Path) -> None:
+async def test_workers_get_the_trace_headers_of_their_dispatch_span(tmp_path: Path) -> None:
     heads: list[bytes] = []
     unsampled, wrong = PARENT[:-1] + "0", {"traceparent": "00-zz-zz-01", "tracestate": "v=1"}
     async with collecting() as collector, misbehaving(OK, heads=heads) as (url, _):
@@ -131,7 +131,7 @@ async def test_what_a_worker_is_told(tmp_path: Path) -> None:
         assert len(parent) == len(b"traceparent: ") + 55
 
 
-async def test_without_tracing_headers_pass_as_they_are(tmp_path: Path) -> None:
+async def test_without_tracing_trace_headers_pass_unchanged(tmp_path: Path) -> None:
     heads: list[bytes] = []
     wrong = {"traceparent": "00-zz-zz-01", "tracestate": "V"}
     async with (
@@ -145,7 +145,7 @@ async def test_without_tracing_headers_pass_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-async def test_a_retry_is_another_span_and_a_line_with_the_same_ids(
+async def test_a_retry_has_its_own_span_and_a_log_line_with_the_same_ids(
     tmp_path: Path, form: str
 ) -> None:
     async with collecting() as collector, misbehaving(BROKEN) as (url, _):
@@ -194,7 +194,7 @@ async def test_a_stream_that_moves_has_a_span_at_each_worker(tmp_path: Path) -> 
     assert root_of(spans).about["warmroute.migrations"] == 1
 
 
-async def test_a_wait_is_a_span_and_so_is_one_that_was_given_up(tmp_path: Path) -> None:
+async def test_a_wait_has_a_span_even_if_its_client_gave_up(tmp_path: Path) -> None:
     async with collecting() as collector:
         flags = [*collector.flags, "--limits-worker-requests", "1"]
         async with running(tmp_path, workers=1, router=flags, speed=1) as stack:
@@ -227,7 +227,7 @@ async def test_a_wait_is_a_span_and_so_is_one_that_was_given_up(tmp_path: Path) 
     assert decision.about["warmroute.held_s"] > 0
 
 
-async def test_a_client_that_leaves_in_a_stream_ends_the_trace(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_in_mid_stream_ends_the_trace(tmp_path: Path) -> None:
     async with collecting() as collector:
         flags = collector.flags
         async with running(tmp_path, workers=1, router=flags, speed=1) as stack:
@@ -247,7 +247,7 @@ async def test_a_client_that_leaves_in_a_stream_ends_the_trace(tmp_path: Path) -
 @pytest.mark.parametrize(
     "trouble", ["down", "slow", 503, pytest.param(400, marks=pytest.mark.full)]
 )
-async def test_a_collector_in_trouble_costs_traces_and_nothing_else(
+async def test_a_failing_collector_loses_traces_and_nothing_else(
     tmp_path: Path, trouble: Any
 ) -> None:
     async with collecting() as collector:
@@ -276,7 +276,7 @@ async def test_a_collector_in_trouble_costs_traces_and_nothing_else(
     assert "opentelemetry" not in said
 
 
-async def test_what_is_exported_is_counted(tmp_path: Path) -> None:
+async def test_exported_traces_are_counted(tmp_path: Path) -> None:
     async with collecting() as collector:
         flags = collector.flags
         async with running(tmp_path, router=flags) as stack, aiohttp.ClientSession() as other:

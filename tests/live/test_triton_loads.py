@@ -94,7 +94,9 @@ async def served(stack: Stack) -> list[list[str]]:
     return [row["models"] for row in await stack.rows()]
 
 
-async def test_all_servers_get_it_or_those_that_did_not_are_named(tmp_path: Path) -> None:
+async def test_a_model_load_reaches_all_servers_or_the_error_names_the_failed_ones(
+    tmp_path: Path,
+) -> None:
     async with before(tmp_path) as (stack, one, other):
         assert await ask(stack, LOAD) == (200, "")
         assert one.asked == other.asked == [(LOAD, BODY)]
@@ -114,7 +116,7 @@ async def test_all_servers_get_it_or_those_that_did_not_are_named(tmp_path: Path
         assert "unload of 'more' at 2 servers, by key 'operators'" in stack.router.log.read_text()
 
 
-async def test_only_a_key_that_is_for_all_models_may(tmp_path: Path) -> None:
+async def test_only_a_key_for_all_models_may_load_models(tmp_path: Path) -> None:
     peers = ("--trusted-peers", "127.0.0.0/8")
     async with before(tmp_path, *peers) as (stack, one, other):
         assert (await ask(stack, LOAD, key=""))[0] == 401
@@ -128,7 +130,7 @@ async def test_only_a_key_that_is_for_all_models_may(tmp_path: Path) -> None:
         assert one.asked == other.asked == []
 
 
-async def test_what_was_begun_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
+async def test_a_begun_model_load_continues_when_its_client_disconnects(tmp_path: Path) -> None:
     async with before(tmp_path) as (stack, one, other):
         other.may.clear()
         client = asyncio.create_task(ask(stack, LOAD))

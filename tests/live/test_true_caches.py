@@ -174,7 +174,7 @@ async def probed(pool: Pool) -> str:
         pytest.param(2, FULL_S, marks=[pytest.mark.full, pytest.mark.timeout(1700)]),
     ],
 )
-async def test_what_is_known_is_what_the_engines_hold(
+async def test_the_routers_known_blocks_are_those_that_the_engines_hold(
     tmp_path: Path, seed: int, lasts_s: float
 ) -> None:
     state = ["--kv-state", str(tmp_path / "kv_state")]  # a killed router leaves this to the next

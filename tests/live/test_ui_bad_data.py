@@ -57,7 +57,7 @@ NONSENSE: list[Any] = [
 
 
 @pytest.mark.timeout(240)
-async def test_nonsense_breaks_nothing(tmp_path: Path) -> None:
+async def test_invalid_state_does_not_break_the_page(tmp_path: Path) -> None:
     body, headers = real_page()
     left = [*NONSENSE, WHOLE]
     told = 0

@@ -20,7 +20,7 @@ async def replicas(stack: Stack) -> list[dict[str, Any]]:
         return rows
 
 
-async def test_replicas_are_shown_and_said_to_be_stale(tmp_path: Path) -> None:
+async def test_replicas_are_shown_and_marked_as_stale(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as server:
         shared = ["--state", server.url, "--replicas-name"]
         async with running(tmp_path, workers=1, router=[*shared, "one"]) as stack:
@@ -49,6 +49,6 @@ async def test_replicas_are_shown_and_said_to_be_stale(tmp_path: Path) -> None:
             assert "link down for" in (await replicas(stack))[0]["state"]
 
 
-async def test_a_router_alone_has_none(tmp_path: Path) -> None:
+async def test_a_single_router_shows_no_replicas(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         assert await replicas(stack) == []

@@ -34,7 +34,7 @@ async def validated(
 
 
 @pytest.mark.alone
-async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
+async def test_a_short_live_run_matches_its_replay(tmp_path: Path) -> None:
     """A short live run agrees with its replay, with wide tolerances because other tests run at the
     same time.
     """
@@ -60,7 +60,9 @@ async def test_a_short_run_is_what_its_replay_says(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="the Mooncake conversation is not here")
-async def test_a_real_trace_is_within_two_points_and_fifteen_per_cent(tmp_path: Path) -> None:
+async def test_a_replay_of_a_real_trace_is_within_two_points_and_fifteen_per_cent(
+    tmp_path: Path,
+) -> None:
     spec = WorkloadSpec(str(CONVERSATION), seconds=100, spread_s=3.0)
     stack = StackSettings("round_robin", workers=8)
     found = await validated(spec, ("round_robin", "hybrid"), stack, tmp_path)

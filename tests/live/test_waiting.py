@@ -56,7 +56,7 @@ async def waits(stack: Stack, count: int) -> None:
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
-async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> None:
+async def test_waiting_streams_get_comments_and_then_their_answer(tmp_path: Path) -> None:
     flags = ("--waiting-ping-s", "0.2", "--names-aliases", f"other={MODEL}")
     async with waiting(tmp_path, *flags) as (stack, port):
         streams = [
@@ -86,7 +86,9 @@ async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> Non
         assert await stack.metric("warmroute_time_to_first_token_seconds_sum") > 1.0
 
 
-async def test_a_name_waits_for_a_worker_of_any_of_its_models(tmp_path: Path) -> None:
+async def test_a_request_for_an_alias_waits_for_a_worker_of_any_target_model(
+    tmp_path: Path,
+) -> None:
     flags = ("--waiting-models", "absent", "--names-targets", f"any={MODEL}:1,absent:1")
     async with waiting(tmp_path, *flags) as (stack, port):
         asked = [
@@ -107,7 +109,7 @@ async def test_a_name_waits_for_a_worker_of_any_of_its_models(tmp_path: Path) ->
             assert (status, json.loads(text)["model"]) == (200, "any")
 
 
-async def test_errors_after_a_comment_are_events_and_before_it_have_their_status(
+async def test_errors_are_events_after_a_comment_and_statuses_before_it(
     tmp_path: Path,
 ) -> None:
     flags = ("--waiting-ping-s", "0.5", "--waiting-wait-s", "1.2")
@@ -141,7 +143,7 @@ async def test_errors_after_a_comment_are_events_and_before_it_have_their_status
         assert error["message"].endswith("within 1.2 s: it has none")
 
 
-async def test_a_plain_refusal_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_a_refusal_of_a_waiting_request_has_retry_after(tmp_path: Path) -> None:
     flags = ("--waiting-wait-s", "0.3", "--waiting-requests", "2")
     async with waiting(tmp_path, *flags) as (stack, _):
         url, body = f"{stack.url}/v1/chat/completions", {"model": MODEL, **CHAT}
@@ -164,7 +166,9 @@ async def test_a_plain_refusal_says_when_to_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["refusal", "page", "broken", "silence"])
-async def test_what_a_worker_says_after_a_comment(tmp_path: Path, how: str) -> None:
+async def test_a_workers_failure_after_a_comment_reaches_the_client(
+    tmp_path: Path, how: str
+) -> None:
     said = {
         "refusal": b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(REFUSED), REFUSED),
@@ -192,7 +196,7 @@ async def test_what_a_worker_says_after_a_comment(tmp_path: Path, how: str) -> N
             assert seen
 
 
-async def test_a_key_that_is_taken_back_while_its_request_waits_is_refused(tmp_path: Path) -> None:
+async def test_a_waiting_request_is_refused_when_its_key_is_revoked(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-old tenant=a\nsk-new tenant=b\n")
     keys.chmod(0o600)
@@ -215,7 +219,7 @@ async def test_a_key_that_is_taken_back_while_its_request_waits_is_refused(tmp_p
         assert [(await one)[0] for one in waits_on] == [401, 200]
 
 
-async def test_a_client_that_leaves_is_forgotten_and_a_router_that_stops_tells_the_others(
+async def test_waiting_ends_when_the_client_disconnects_or_the_router_stops(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "access"

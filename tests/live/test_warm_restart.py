@@ -74,7 +74,7 @@ async def equal(stack: Stack) -> str:
     return said
 
 
-async def test_a_restarted_router_knows_what_the_one_before_knew(tmp_path: Path) -> None:
+async def test_a_restarted_router_knows_the_caches_that_it_knew_before(tmp_path: Path) -> None:
     async with engine_and_file(tmp_path) as stack:
         await warm(stack)
         followed = await batches(stack)
@@ -91,7 +91,7 @@ async def test_a_restarted_router_knows_what_the_one_before_knew(tmp_path: Path)
         await equal(after)
 
 
-async def test_what_was_published_while_no_router_ran_is_caught_up_with(tmp_path: Path) -> None:
+async def test_a_restarted_router_replays_the_events_that_it_missed(tmp_path: Path) -> None:
     async with engine_and_file(tmp_path) as stack:
         await warm(stack)
         await stop_router(stack)
@@ -105,7 +105,9 @@ async def test_what_was_published_while_no_router_ran_is_caught_up_with(tmp_path
         assert f"equal {BLOCKS * (len(PROMPTS) + 3)}," in await equal(after)
 
 
-async def test_of_an_engine_that_began_anew_meanwhile_nothing_is_believed(tmp_path: Path) -> None:
+async def test_saved_state_of_an_engine_that_restarted_meanwhile_is_discarded(
+    tmp_path: Path,
+) -> None:
     for further in (0, 2 * len(PROMPTS)):  # it published less than the one before, or more
         folder = tmp_path / str(further)
         folder.mkdir()
@@ -128,7 +130,9 @@ async def test_of_an_engine_that_began_anew_meanwhile_nothing_is_believed(tmp_pa
             assert (met["expected"], met["cached"]) == (0, 0)
 
 
-async def test_a_damaged_file_is_a_warning_and_the_cache_is_learned_anew(tmp_path: Path) -> None:
+async def test_a_damaged_state_file_gives_a_warning_and_the_cache_is_learned_again(
+    tmp_path: Path,
+) -> None:
     async with engine_and_file(tmp_path) as stack:
         await warm(stack)
         await stop_router(stack)

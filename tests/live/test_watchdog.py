@@ -102,7 +102,9 @@ async def lives(stack: Stack) -> bool:
         return False
 
 
-async def test_the_supervisor_hears_of_each_step(tmp_path: Path, manager: Manager) -> None:
+async def test_systemd_is_notified_of_start_reload_and_stop(
+    tmp_path: Path, manager: Manager
+) -> None:
     async with running(tmp_path, workers=1) as stack:
         pid = stack.router.process.pid
 
@@ -128,7 +130,7 @@ async def test_the_supervisor_hears_of_each_step(tmp_path: Path, manager: Manage
         assert await stack.router.process.wait() == 0
 
 
-async def test_a_policy_that_loops_in_c_is_noticed_and_found_in_the_log(
+async def test_the_watchdog_notices_a_policy_that_loops_in_c_and_logs_it(
     tmp_path: Path, manager: Manager
 ) -> None:
     router = ["--policy", HANGS, "--policy-hang-s", "3600"]  # the router's own check is too slow
@@ -146,7 +148,7 @@ async def test_a_policy_that_loops_in_c_is_noticed_and_found_in_the_log(
         assert re.search(r'bad_policies.py", line \d+ in hangs_in_c', stack.router.log.read_text())
 
 
-async def test_a_router_that_is_stopped_is_noticed_and_lives_when_it_goes_on(
+async def test_the_watchdog_notices_a_stopped_router_that_recovers_when_continued(
     tmp_path: Path, manager: Manager
 ) -> None:
     async with running(tmp_path, workers=1) as stack:
@@ -161,7 +163,7 @@ async def test_a_router_that_is_stopped_is_noticed_and_lives_when_it_goes_on(
         assert (await stack.complete([1]))[0] == 200
 
 
-async def test_a_relay_that_hangs_while_python_goes_on_is_noticed(
+async def test_the_watchdog_notices_a_relay_that_hangs_while_python_runs(
     tmp_path: Path, manager: Manager
 ) -> None:
     async with running(tmp_path, workers=1) as stack:
@@ -181,7 +183,7 @@ async def test_a_relay_that_hangs_while_python_goes_on_is_noticed(
         await until(partial(lives, stack), "the probe to succeed")
 
 
-async def test_after_a_hot_restart_it_is_the_follower_that_is_watched(
+async def test_after_a_hot_restart_the_watchdog_watches_the_new_router(
     tmp_path: Path, manager: Manager
 ) -> None:
     """After a hot restart, systemd's watchdog watches the new router, which is not the process that
