@@ -10,6 +10,7 @@ import shutil
 import statistics
 import sys
 import termios
+import textwrap
 import time
 import tty
 from collections import defaultdict
@@ -146,7 +147,7 @@ def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list
     if now is None:
         return _fit([*notes, "waiting for the router"], view)
     top = [*notes, *_traffic(before, now), *_sources(now), ""]
-    below = [*_inexact(now), *_held(now), *_latest(now)]
+    below = [*_inexact(now, max(view.columns, 20)), *_held(now), *_latest(now)]
     room = view.lines - len(top) - 2
     below = below[: max(room // 2, 0)]
     return _fit([*top, *_fleet(now, view, room - len(below)), *below], view)
@@ -195,7 +196,7 @@ def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
     state = "leaving" if row.get("leaving") else row["state"]
     address = row["url"].partition("://")[2]
     address += "" if row.get("rank") is None else f"#{row['rank']}"
-    why = f" {row['trouble']}" if row.get("trouble") else ""
+    why = f" {row['trouble'].removeprefix(f'{address}: ')}" if row.get("trouble") else ""
     started = row.get("slow_start_share")
     why += "" if started is None or started >= 1 else f" slow start {_percent(started)}"
     busy_s = row.get("busy_for_s")
@@ -214,9 +215,9 @@ def _mode(row: Mapping[str, Any]) -> str:
     return "-" if mode is None else _MODES.get(mode, str(mode)[:5])
 
 
-def _inexact(now: Look) -> list[str]:
-    """Return lines that say why the hits of workers are not exact, and how to make them exact.
-    Workers with approximate hits come first.
+def _inexact(now: Look, columns: int) -> list[str]:
+    """Return lines that say why the hits of workers are not exact, and how to make them exact,
+    wrapped at `columns` characters. Workers with approximate hits come first.
     """
     workers: dict[tuple[str, str, str], list[str]] = {}
     for row in now.rows:
@@ -227,8 +228,8 @@ def _inexact(now: Look) -> list[str]:
     lines = []
     for (mode, reason, lift), ids in sorted(workers.items())[:_REASONS]:
         whose = ", ".join(ids) if len(ids) <= _REASONS else f"{len(ids)} workers"
-        lines.append(f"{mode} hits ({whose}): {reason}")
-        lines += [f"  to lift it: {lift}"] if lift else []
+        lines += textwrap.wrap(f"{mode} hits ({whose}): {reason}", columns, subsequent_indent="  ")
+        lines += textwrap.wrap(f"  for exact hits: {lift}", columns) if lift else []
     return ["", *lines] if lines else []
 
 

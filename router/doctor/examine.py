@@ -236,5 +236,5 @@ def _unread(options: Options) -> tuple[str, ...]:
     if options.log is None and options.probe is None:
         lacks.append("clients' error texts (--log FILE): causes 8, 9, 21, 30, 33, 34")
     if options.requests is None:
-        lacks.append("shapes of requests (--requests FILE): tells 3 from 4")
+        lacks.append("shapes of requests (--requests FILE): needed to distinguish causes 3 and 4")
     return tuple(lacks)

@@ -102,12 +102,14 @@ class DoctorReport:
     def _head(self) -> str:
         if not self.evidence.loaded:
             return (
-                f"Nothing was loaded in {self.seconds:.0f} s: an idle pool shows nothing. Watch "
-                "again under load, or send some with --probe."
+                f"The servers had no load in {self.seconds:.0f} s. Run the command again under "
+                "load, or send load with --probe."
             )
         if not self.findings:
-            return f"Nothing found in {self.seconds:.0f} s under load."
-        return f"{len(self.findings)} found in {self.seconds:.0f} s; the first costs most."
+            return f"No cause found in {self.seconds:.0f} s under load."
+        count = len(self.findings)
+        causes = "1 cause" if count == 1 else f"{count} causes"
+        return f"{causes} found in {self.seconds:.0f} s; the first cause costs most."
 
     def _figures(self) -> list[str]:
         rows = self._rows()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -80,18 +81,26 @@ async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
         return f"{url}: its certificate is not accepted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         place = f"{error.host}:{error.port}"
-        reason = error.os_error.strerror or str(error.os_error)
-        hung_up = isinstance(error.os_error, ConnectionResetError)
-        if hung_up or isinstance(error, aiohttp.ClientSSLError):
-            why = "it hung up" if hung_up else reason
-            return f"{place}: somebody listens, but TLS fails ({why}); is it http://?"
-        return f"{place}: nobody listens there ({reason}); check host and port"
+        reason = _reason(error.os_error)
+        reset = isinstance(error.os_error, ConnectionResetError)
+        if reset or isinstance(error, aiohttp.ClientSSLError):
+            return f"{place}: the TLS handshake fails ({reason}); is it http://?"
+        return f"{place}: cannot connect ({reason}); check host and port"
     if isinstance(error, aiohttp.ClientError):
         parts = urlsplit(url)
         if await speaks_http2(parts.hostname or "", parts.port or 80, timeout_s):
             return f"{url} speaks gRPC, or HTTP/2 alone; give its HTTP port (Triton's is 8000)"
         return f"{url}: {error or type(error).__name__}; is it an HTTP server? https://?"
     return str(error)[:400]
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for the error, such as `Connection refused`. asyncio's own text
+    repeats the address, and errors of name resolution have no number of the system.
+    """
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 async def speaks_http2(host: str, port: int, timeout_s: float) -> bool:

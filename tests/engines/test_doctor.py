@@ -630,7 +630,7 @@ async def test_from_eight_active_and_one_scheduled_to_the_cure(
     await server.load(llm(kv_tokens=65_536, answer=60))
     async with loaded(server, 8, request, GENERATE):
         status, out = await command(*words)
-    assert (status, out.splitlines()[0]) == (0, f"Nothing found in {WATCH_S:.0f} s under load.")
+    assert (status, out.splitlines()[0]) == (0, f"No cause found in {WATCH_S:.0f} s under load.")
 
 
 async def test_service_times_are_those_of_the_model(

@@ -96,7 +96,7 @@ async def test_several_servers_are_judged_together(
     assert "1. one worker has all the load (cause 37)" in out
     async with loaded(servers[0], 16), loaded(servers[1], 16):
         out = await ran(command, tmp_path)
-    assert out.startswith("Nothing found in 1 s under load.")
+    assert out.startswith("No cause found in 1 s under load.")
 
 
 async def test_times_are_measured_and_planned_with(

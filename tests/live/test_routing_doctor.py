@@ -344,7 +344,7 @@ async def test_two_routers_that_do_not_share(tmp_path: Path) -> None:
 async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         for words, says in (
-            (("--routing", "http://127.0.0.1:9"), "nobody listens"),
+            (("--routing", "http://127.0.0.1:9"), "cannot connect"),
             (("--routing", "x"), "is no URL"),
             (("--routing", stack.url), "is it the admin port?"),
             (("--routing", stack.admin, "http://gpu1:8000"), "URL is nothing for --routing"),

@@ -133,7 +133,7 @@ async def test_why_hits_are_not_exact_is_said(tmp_path: Path) -> None:
             reasons = await page.text("#exactness")
             assert "approximate hits. The engine publishes no KV events" in reasons
             assert "Worker 3: approximate hits. The router has no tokenizer" in reasons
-            assert "To lift it: --tokenizer DIR" in reasons
+            assert "For exact hits: --tokenizer DIR" in reasons
             assert "7 with approximate hits" in await page.text("#fleet-said")  # one is down
             await page.run("document.querySelector('#as-table').click()")
             await page.run("document.querySelectorAll('#table button')[3].click()")
@@ -447,7 +447,8 @@ async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> N
         )
         await page.run("document.querySelector('#examine').click()")
         await page.until("document.querySelector('#doctor-rows tbody')", "the report")
-        assert await page.text("#doctor-said") == "2 causes in 9.6\u00a0s; the first costs most."
+        found = await page.text("#doctor-said")
+        assert found == "2 causes in 9.6\u00a0s; the first cause costs most."
         said = await page.text("#doctor-rows tbody")
         assert HOSTILE in said
         assert "f: 1 → 2" in said

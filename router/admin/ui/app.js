@@ -106,7 +106,7 @@ function summary(frame) {
   const readiness = record(frame.readiness);
   const reasons = list(readiness.reasons).map((why) => text(why));
   return [
-    readiness.ready === true ? "ready" : `not ready: ${reasons.join(", ") || "nobody says why"}`,
+    readiness.ready === true ? "ready" : `not ready: ${reasons.join(", ") || "no reason given"}`,
     `policy ${text(policy.policy, 120)}`,
     isNumber(policy.suspended_for_s) ? `suspended, ${text(policy.deciding, 80)} decides` : "",
     `${short(known(frame.inflight))} in flight, ${short(known(frame.held))} held`,
@@ -139,11 +139,11 @@ function tellAge() {
   const ago = seconds(Math.round(age / 1e3));
   if (old && link.told !== null) doubtProblems(ago);
   say(by("live"), link.locked ? "a key is needed" : old ? `old: ${ago}` : "live");
-  const since = link.toldAt === null ? "" : ` What you see is ${ago} old, of ${timeOfDay(link.toldAt)}.`;
+  const since = link.toldAt === null ? "" : ` The figures below are ${ago} old, of ${timeOfDay(link.toldAt)}.`;
   const words = link.trouble
     ? `${link.told === null ? "No connection" : "Connection lost"}: ${link.trouble}.`
-    : "The router answers, but its figures stand still.";
-  say(by("banner"), `${words}${since} Trying again.`);
+    : "The router answers, but its figures do not change.";
+  say(by("banner"), `${words}${since} The page tries again.`);
   by("banner").hidden = !(old && (link.told !== null || link.trouble));
 }
 

@@ -127,7 +127,7 @@ function decisionLine(one) {
 
 function gapLine(one, missed) {
   one.gap ??= make("tr", { class: "gap" }, make("td", { colspan: decisionCells({}).length }));
-  say(one.gap.cells[0], `${plural(missed, "decision")} between, more than this page is told of`);
+  say(one.gap.cells[0], `${plural(missed, "decision")} between are not shown: there are more than the router sends to this page`);
   return one.gap;
 }
 
@@ -144,7 +144,7 @@ function listenDecisions() {
     decisions.paused = !decisions.paused;
     decisions.since = decisions.added;
     by("pause").setAttribute("aria-pressed", String(decisions.paused));
-    say(by("pause"), decisions.paused ? "Go on" : "Pause");
+    say(by("pause"), decisions.paused ? "Resume" : "Pause");
     guarded("decisions", drawDecisions);
   });
 }

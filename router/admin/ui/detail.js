@@ -34,7 +34,7 @@ async function drawDetail() {
   const here = decisions.kept.filter((one) => one.told.worker === id).slice(0, 5);
   if (here.length) {
     const lines = here.map((one) => make("li", {}, decisionWords(one.told)));
-    parts.push(make("h3", {}, "Sent there lately"), make("ul", {}, ...lines));
+    parts.push(make("h3", {}, "Latest requests of this worker"), make("ul", {}, ...lines));
   }
   by("detail-body").replaceChildren(...parts);
 }

@@ -21,10 +21,10 @@ function drawDoctor(report) {
   const found = list(report.findings).map(record).slice(0, 50);
   const time = seconds(known(report.watched_s));
   const words = report.loaded !== true
-    ? `Nothing was loaded in ${time}: an idle pool shows nothing.`
+    ? `The workers had no load in ${time}. Examine again under load.`
     : found.length === 0
-      ? `Nothing found in ${time} under load.`
-      : `${plural(found.length, "cause")} in ${time}; the first costs most.`;
+      ? `No cause found in ${time} under load.`
+      : `${plural(found.length, "cause")} in ${time}; the first cause costs most.`;
   say(by("doctor-said"), words);
   problems.doctor = { at: new Date(), rows: found.map((one) => ({ where: text(one.where, 100), why: `${text(one.name, 60)}: ${text(one.evidence)}` })) };
   guarded("problems", drawProblems);

@@ -49,7 +49,7 @@ function takeFleet(frame) {
   offer(by("states"), [...present].sort((a, b) => rankOf(a) - rankOf(b)));
 }
 
-/** How exact hits are: the mode, why, and what would lift it. */
+/** How exact hits are: the mode, why, and what makes them exact. */
 function exactnessOf(told) {
   const { mode, reason, lift } = record(told);
   const words = (value) => (typeof value === "string" ? text(value, 300) : "");
@@ -58,7 +58,7 @@ function exactnessOf(told) {
 
 function exactnessWords(exact) {
   if (!exact.reason) return `Its expected hits are ${exact.mode}.`;
-  const lift = exact.lift ? ` To lift it: ${exact.lift}.` : "";
+  const lift = exact.lift ? ` For exact hits: ${exact.lift}.` : "";
   return `Its expected hits are ${exact.mode}. ${exact.reason}${lift}`;
 }
 
@@ -130,7 +130,7 @@ function fleetWords() {
   ].filter(Boolean).join(" · ");
 }
 
-/** Why hits are not exact, for how many workers, and what would lift it: approximate first. */
+/** Why hits are not exact, for how many workers, and what makes them exact: approximate first. */
 function drawExactness() {
   const reasons = new Map();
   for (const { id, exact } of fleet.all) {
@@ -143,7 +143,7 @@ function drawExactness() {
   const lines = all.slice(0, REASONS).map(({ exact, ids }) => {
     const few = `Worker${ids.length > 1 ? "s" : ""} ${ids.join(", ")}`;
     const whose = ids.length > 3 ? plural(ids.length, "worker") : few;
-    const lift = exact.lift ? [" To lift it: ", make("code", {}, exact.lift)] : [];
+    const lift = exact.lift ? [" For exact hits: ", make("code", {}, exact.lift)] : [];
     return make("li", {}, make("strong", {}, `${whose}: ${exact.mode} hits. `), exact.reason, ...lift);
   });
   if (all.length > REASONS) lines.push(make("li", {}, `${plural(all.length - REASONS, "more reason")}`));

@@ -39,7 +39,7 @@ const rowsOf = (kind) => list(kind.rows).map(record).slice(0, ROWS_SHOWN);
 /** Nothing new came for so long: what was well then need not be so now. */
 function doubtProblems(ago) {
   if (by("problems").classList.contains("well")) {
-    say(by("problems-title"), `Nothing was wrong ${ago} ago; what is now is not known.`);
+    say(by("problems-title"), `Nothing was wrong ${ago} ago; the present state is unknown.`);
   }
 }
 

@@ -5,7 +5,7 @@ const WINDOWS = [60, 120, 300, KEPT]; // seconds: the picture grows until it sho
 const SPARKS = [
   { title: "Requests sent", show: (v) => measured(v, "/s"), lines: [["requests_per_s", "to workers"]] },
   {
-    title: "First token after",
+    title: "Time to first token",
     show: seconds,
     lines: [["ttft_mean_s", "mean"], ["ttft_p95_s", "p95"]],
   },

@@ -177,8 +177,8 @@ CAUSES: tuple[HitCause, ...] = (
         "render-off",
         "approximate",
         lambda f: f.tokens == "refused",
-        "The router has no tokenizer, and the engine was started so that it makes no token ids for "
-        "others, so prompts are matched as text; prompts of token ids are exact.",
+        "The router has no tokenizer, and the engine's API for token ids is off, so the router "
+        "matches prompts as text; prompts of token ids are exact.",
         lambda f: f"{_TOKENIZER}, or {f.render_flag}" if f.render_flag else _TOKENIZER,
     ),
     HitCause(

@@ -143,7 +143,7 @@ def test_workers_whose_hits_are_not_exact_are_shown_with_the_reason_and_what_lif
     modes = {line.split()[0]: line[at : at + 5].strip() for line in lines if ":8000" in line}
     assert [modes[str(n)] for n in range(6)] == ["exact", "degr.", "appr.", "appr.", "-", "of th"]
     at = lines.index("approximate hits (2, 3): No tokenizer.")
-    assert lines[at + 1] == "  to lift it: --tokenizer DIR"
+    assert lines[at + 1] == "  for exact hits: --tokenizer DIR"
     assert lines[at + 2] == "degraded hits (1): Events are missing."
     crowd = [row(n, hits=gap) for n in range(9)]
     assert "degraded hits (9 workers): Events are missing." in frame(

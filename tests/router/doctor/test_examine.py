@@ -117,7 +117,7 @@ async def test_an_idle_server_is_only_read_and_has_no_finding() -> None:
     async with small_triton(dynamic_batching=None) as (url, model):
         report = await examine([url], OPTIONS)
     assert (report.findings, report.status, report.evidence.loaded) == ((), 0, False)
-    assert "idle" in report.text()
+    assert "The servers had no load" in report.text()
     assert not any(path.endswith("infer") for path in model.asked)
 
 
@@ -159,7 +159,7 @@ async def test_a_model_whose_configuration_is_refused_is_told_of() -> None:
 
 async def test_the_other_scheme_is_named(tmp_path: Path) -> None:
     async with small_triton() as (url, _):
-        with pytest.raises(DoctorError, match=r"somebody listens, but TLS fails .*http://"):
+        with pytest.raises(DoctorError, match=r"the TLS handshake fails .*http://"):
             await examine([url.replace("http:", "https:")], OPTIONS)
     authority = Authority(tmp_path)
     context = server_tls(authority.port(authority.signed("server")))
@@ -233,7 +233,7 @@ def test_the_command_says_what_is_wrong_without_a_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for arguments, says in (
-        (("http://127.0.0.1:1",), "nobody listens there"),
+        (("http://127.0.0.1:1",), "cannot connect"),
         (("nonsense",), "is no URL"),
         (("http://gpu1:8000", "--probe"), "--allow-host gpu1"),
         (("http://127.0.0.1:1", "--seconds", "nan"), "--seconds nan"),

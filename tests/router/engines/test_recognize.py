@@ -330,14 +330,16 @@ async def test_an_address_of_something_else_is_told_from_one_where_nobody_listen
 
     for speaks, scheme, says in (
         (speaks_grpc, "http", "speaks gRPC, or HTTP/2 alone; give its HTTP port"),
-        (speaks_grpc, "https", "somebody listens, but TLS fails"),
-        (speaks_http, "https", "somebody listens, but TLS fails"),
+        (speaks_grpc, "https", "the TLS handshake fails"),
+        (speaks_http, "https", "the TLS handshake fails"),
         (speaks_http, "http", "is it an HTTP server?"),
     ):
         async with await asyncio.start_server(speaks, "127.0.0.1") as server:
             port = server.sockets[0].getsockname()[1]
             assert says in await trouble(f"{scheme}://127.0.0.1:{port}/")
-    assert "127.0.0.1:1: nobody listens there" in await trouble("http://127.0.0.1:1/v2")
+    assert "127.0.0.1:1: cannot connect (Connection refused)" in await trouble(
+        "http://127.0.0.1:1/v2"
+    )
 
 
 def test_the_line_of_a_worker_stays_one_line_whatever_its_models_are_called():
