@@ -81,8 +81,8 @@ def rollouts(full: bool) -> Measured:
 SLOW = (
     "Our replay has a higher throughput than the source under both rules, and most of all under "
     "round robin. The source's 16,000 tokens/s with 30 conversations mean 100 s for each turn. By "
-    "the source's own rates a prefill of 57,000 tokens and 800 decode steps take 30 s of the 100 s. "
-    "The source does not explain the other 70 s; pauses or a limit of held requests would."
+    "the source's own rates a prefill of 57,000 tokens and 800 decode steps take 30 s of the 100 "
+    "s. The source does not explain the other 70 s; pauses or a limit of held requests would."
 )
 ANCHORS = (
     Anchor(

@@ -70,7 +70,7 @@ ANCHORS = (
             Compared("share of the busiest worker, round-robin", 0.50, short=0.05),
         ),
         alone,
-        reach="The source does not give the sessions. We took 28 sessions of 16 turns behind 10,000 "
-        "shared tokens.",
+        reach="The source does not give the sessions. We took 28 sessions of 16 turns behind "
+        "10,000 shared tokens.",
     ),
 )  # fmt: skip

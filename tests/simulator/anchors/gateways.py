@@ -44,8 +44,8 @@ def gateways(full: bool) -> Measured:
 
 HEARD = (
     "In the source a single gateway, too, sends only 0.85 of the turns to the worker of the first "
-    "turn, so the number of gateways is not the whole cause. Our routers get each KV event within a "
-    "millisecond and choose workers by these events."
+    "turn, so the number of gateways is not the whole cause. Our routers get each KV event within "
+    "a millisecond and choose workers by these events."
 )
 ANCHORS = (
     Anchor(

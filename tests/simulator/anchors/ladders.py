@@ -96,10 +96,10 @@ def small_experts(full: bool) -> Measured:
 
 SEVEN = "The published figures and ours cover seven of the sixteen stages after the warm-up."
 PLACED = (
-    "While no request waits, a group of prompts stays with the group's first worker, so the warm-up "
-    "decides how even the load is. The source shows a single run. Our output differs by a fifth "
-    "between the seeds 0 to 2, in which the busiest worker has 1.12 to 1.25 times the mean load (29 "
-    "November 2026)."
+    "While no request waits, a group of prompts stays with the group's first worker, so the "
+    "warm-up decides how even the load is. The source shows a single run. Our output differs by a "
+    "fifth between the seeds 0 to 2, in which the busiest worker has 1.12 to 1.25 times the mean "
+    "load (29 November 2026)."
 )
 FAR = (
     "In the published run round robin is a little beyond saturation (mean TTFT 7 s at 60 "
@@ -162,7 +162,7 @@ ANCHORS = (
             Compared("mean output of seven stages, optimized / service", 1.07, short=0.35),
         ),
         small_experts,
-        reach=f"{SEVEN} The source does not say how much KV a worker holds. We took the profile's KV "
-        "capacity and 4 GB more, because the source's engines use 95 % of the GPU's memory.",
+        reach=f"{SEVEN} The source does not say how much KV a worker holds. We took the profile's "
+        "KV capacity and 4 GB more, because the source's engines use 95 % of the GPU's memory.",
     ),
 )  # fmt: skip

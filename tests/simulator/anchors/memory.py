@@ -65,10 +65,10 @@ def offload(full: bool) -> Measured:
 
 
 EXACT = (
-    "Our throughput is 15 % above the source's with host memory and 30 % above the source's without "
-    "(29 November 2026). The caches of eight GPUs hold nearly all of the prompts, and our router "
-    "gets an event for every eviction, where the source's scorers of 2025 estimated evictions. The "
-    "source does not give hits."
+    "Our throughput is 15 % above the source's with host memory and 30 % above the source's "
+    "without (29 November 2026). The caches of eight GPUs hold nearly all of the prompts, and our "
+    "router gets an event for every eviction, where the source's scorers of 2025 estimated "
+    "evictions. The source does not give hits."
 )
 ANCHORS = (
     Anchor(
