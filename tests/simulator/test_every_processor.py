@@ -92,7 +92,7 @@ def test_replays_write_the_same_bytes(
     assert replayed(tmp_path, way) == usual_replay
 
 
-def test_numeric_tests_pass(way: dict[str, str]) -> None:
+def test_numeric_tests_pass_on_every_processor(way: dict[str, str]) -> None:
     files = [f"tests/simulator/{name}" for name in NUMERIC]
     options = ["-q", "-n", "0", "--tier", "quick", "-m", "not alone", "-p", "no:cacheprovider"]
     assert " passed" in told(["pytest", *options, *files], way)

@@ -26,7 +26,7 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-def test_every_mark_is_understood() -> None:
+def test_every_output_mark_in_the_docs_is_understood() -> None:
     names = documents()
     assert {"README.md", "docs/demo.md", "docs/simulator.md"} < set(names)
     for name in names:
@@ -42,7 +42,7 @@ def test_every_mark_is_understood() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/demo.md", "docs/triton.md"])
-def test_what_is_there_is_what_is_made(name: str) -> None:
+def test_figures_in_the_docs_are_up_to_date(name: str) -> None:
     assert made(name, text_of(name)) == text_of(name), AGAIN
 
 
@@ -58,7 +58,7 @@ def takes_seconds(block: Block) -> bool:
 
 
 @pytest.mark.live
-def test_blocks_that_take_a_second_are_what_is_made() -> None:
+def test_blocks_that_take_a_second_are_up_to_date() -> None:
     text = text_of("docs/simulator.md")
     assert sum(map(takes_a_second, blocks(text))) == 2
     assert made("docs/simulator.md", text, takes_a_second) == text, AGAIN
@@ -67,14 +67,14 @@ def test_blocks_that_take_a_second_are_what_is_made() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(400)  # it works for a minute or two, for the machine is full
 @pytest.mark.parametrize("name", ["docs/simulator.md", "docs/disaggregation.md"])
-def test_blocks_that_take_seconds_are_what_is_made(name: str) -> None:
+def test_blocks_that_take_seconds_are_up_to_date(name: str) -> None:
     assert any(map(takes_seconds, blocks(text_of(name))))
     assert made(name, text_of(name), takes_seconds) == text_of(name), AGAIN
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", [p for p in SENTENCES if p[0] == "docs/simulator.md"])
-def test_sentences_on_whole_replays_are_what_is_made(place: Sentence) -> None:
+def test_sentences_on_whole_replays_are_up_to_date(place: Sentence) -> None:
     """Sentences with figures of whole replays are up to date. CI makes those of the README and of
     docs/demo.md with their blocks.
     """
@@ -82,7 +82,7 @@ def test_sentences_on_whole_replays_are_what_is_made(place: Sentence) -> None:
     assert re.search(f"{before}{re.escape(make())}{after}", text_of(name)), AGAIN
 
 
-def test_wrong_figures_are_put_right_and_all_else_is_kept() -> None:
+def test_wrong_figures_are_corrected_and_other_text_is_kept() -> None:
     before = "Some text 7.\n\n<!-- output: 2, until Knee -->\n```\n"
     asked = "--base-s 0.010 --per-request-s 0.002 \\\n    --rate 100 --p99-ms 40"
     shown = f"{before}$ warmroute-sim instances {asked}\nold 99\n```\nEnd 5.\n"
@@ -99,7 +99,7 @@ def test_wrong_figures_are_put_right_and_all_else_is_kept() -> None:
     assert "\n\ngiven: " in given
 
 
-def test_a_block_without_a_command_or_whose_command_fails_is_named() -> None:
+def test_the_error_for_a_block_without_a_working_command_names_it() -> None:
     for block, said in (
         ("<!-- output: 1 -->\n```\n$ ls\n```\n", "no `$ warmroute-sim"),
         ("<!-- output: 1 -->\n```\n$ warmroute-sim replay none.jsonl\n```\n", "status 2: "),
@@ -112,7 +112,7 @@ def test_a_block_without_a_command_or_whose_command_fails_is_named() -> None:
     ("asked", "said"),
     [("9", "has 2 paragraphs"), ("1, until x", "no line begins with x")],
 )
-def test_what_is_not_in_the_output_is_named(asked: str, said: str) -> None:
+def test_the_error_for_text_missing_in_the_output_names_it(asked: str, said: str) -> None:
     (block,) = blocks(f"<!-- output: {asked} -->\n```\n$ warmroute-sim hits --help\n```\n")
     with pytest.raises(FigureError, match=re.escape(said)):
         shown_of(block, "usage: hits\n\noptions: none\n")

@@ -14,7 +14,7 @@ from simulator.workloads.open import open_jobs, sessions
 from tests.simulator.sample import conversation_sample, write_sample
 
 
-def test_the_shipped_sample_is_what_its_command_writes(tmp_path: Path) -> None:
+def test_the_shipped_sample_is_that_of_its_command(tmp_path: Path) -> None:
     made = tmp_path / "sample.jsonl.gz"
     write_sample(made, conversation_sample())
     assert gzip.decompress(made.read_bytes()) == gzip.decompress(SAMPLE_PATH.read_bytes())

@@ -27,7 +27,7 @@ def test_rules_rank_as_published(anchor: Anchor) -> None:
             assert near(ours, compared.published, compared.short), compared.what
 
 
-def test_the_page_has_all_anchors_with_their_sources() -> None:
+def test_the_anchors_page_has_all_anchors_with_their_sources() -> None:
     page = PAGE.read_text()
     for anchor in ANCHORS:
         assert f"| `{anchor.name}` | {anchor.source} |" in page
@@ -46,7 +46,7 @@ def one(why: str) -> Anchor:
                   lambda full: Measured(full, (3.0,)))  # fmt: skip
 
 
-def test_a_figure_that_is_not_near_needs_a_reason() -> None:
+def test_a_figure_far_from_the_published_one_needs_a_reason() -> None:
     found = Measured(ordered=True, values=(3.0,))
     assert unexplained(one(""), found) == [one("").compared[0]]
     assert not unexplained(one("It leaves out the load."), found)
@@ -56,7 +56,7 @@ def test_a_figure_that_is_not_near_needs_a_reason() -> None:
     assert "- `made-up`: It leaves out the load." in text
 
 
-def test_tables_stand_between_two_comments() -> None:
+def test_tables_are_replaced_between_two_comments() -> None:
     page = PAGE.read_text()
     anew = replaced(page, "new")
     assert anew.count("\n\nnew\n\n") == 1

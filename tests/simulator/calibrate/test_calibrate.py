@@ -37,7 +37,7 @@ HEADER = ",".join(COLUMNS)
         for name in sorted(PROFILES)
     ],
 )
-def test_steps_of_every_profile_are_explained(name: str) -> None:
+def test_the_fit_explains_the_steps_of_every_profile(name: str) -> None:
     truth = profile(name).step_time
     found = fit(observed(truth, noise=0.0), like=truth)
     # The exponent of the soft maximum is one of six, and the true one lies between two of them.
@@ -46,13 +46,13 @@ def test_steps_of_every_profile_are_explained(name: str) -> None:
     assert found.step_time.context_s == pytest.approx(truth.context_s, rel=0.05)
 
 
-def test_experts_are_not_told_apart_without_a_profile_like_them() -> None:
+def test_experts_are_not_fitted_well_without_a_similar_profile() -> None:
     truth = profile("qwen3-30b-a3b-h100-tp2").step_time
     rows = observed(truth, noise=0.0)
     assert fit(rows).errors[-1].worst > 2 * fit(rows, like=truth).errors[-1].worst
 
 
-def test_noise_and_stalls_do_not_carry_the_fit_away() -> None:
+def test_noise_and_stalls_do_not_distort_the_fit() -> None:
     truth = profile("llama-3.1-8b-h100").step_time
     found = fit(stalled(truth))
     assert found.step_time.linear_s == pytest.approx(truth.linear_s, rel=0.05)
@@ -82,7 +82,7 @@ def test_a_faster_clock_gives_constants_in_its_own_unit() -> None:
     assert slow.linear_s == pytest.approx(1e4 * fit(rows).step_time.linear_s, rel=1e-9)
 
 
-def test_equal_explanations_share_evenly() -> None:
+def test_constants_that_explain_the_data_equally_share_it() -> None:
     """If two constants explain the data equally, they share it: batches of one size cannot tell the
     overhead from the weights, so the fit gives each half of the constant time.
     """
@@ -94,7 +94,7 @@ def test_equal_explanations_share_evenly() -> None:
     assert step_time.overhead_s == pytest.approx(0.005, rel=1e-6)
 
 
-def test_what_was_not_measured_is_said_to_be_undetermined() -> None:
+def test_constants_without_measurements_are_reported_as_undetermined() -> None:
     truth = profile("llama-3.1-8b-h100").step_time
     rows = [row for row in observed(truth, 0.0) if not row.loads[0].prefill_tokens]
     found = fit(rows)
@@ -134,14 +134,16 @@ def test_a_step_log_is_read(tmp_path: Path) -> None:
         (f"{HEADER}\n1,1,0,-4,1,1\n", "line 2: decode_ctx_tokens: '-4'"),
     ],
 )
-def test_a_wrong_step_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_the_error_for_a_wrong_step_log_names_the_line(
+    tmp_path: Path, text: str, says: str
+) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(text)
     with pytest.raises(ObservationError, match=says):
         read_step_log(path)
 
 
-def test_what_is_no_step_log_at_all_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_step_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ObservationError, match="cannot be read"):
         read_step_log(tmp_path / "missing.csv")
     binary = tmp_path / "binary.csv"
@@ -169,7 +171,9 @@ def test_a_calibrated_profile_can_be_kept_and_used(tmp_path: Path) -> None:
         ('{"name": "x", "step_time": {"linear_s": -1}}', "pair_s"),
     ],
 )
-def test_a_wrong_profile_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_the_error_for_a_wrong_profile_file_names_the_field(
+    tmp_path: Path, text: str, says: str
+) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=f"profile .*mine.json: .*{says}"):
@@ -202,7 +206,7 @@ async def test_a_live_engine_is_measured(tmp_path: Path) -> None:
     assert fit(logged).errors[-1].median < 0.2
 
 
-async def test_an_endpoint_that_is_not_there_is_named() -> None:
+async def test_the_error_for_an_unreachable_endpoint_names_it() -> None:
     with pytest.raises(ObservationError, match=r"127\.0\.0\.1:9"):
         await probe(Endpoint("http://127.0.0.1:9", "m"), 1)
 

@@ -51,13 +51,13 @@ SAME = Placements(100, 1.0, 1.0, 0.0, 0.0, 5_000, 5_000, 0, 0, 2.5)
         (0.5, None, "points", None),
     ],
 )
-def test_differences(
+def test_a_metrics_difference_is_relative_or_absolute_by_its_unit(
     live: float | None, simulated: float | None, unit: Unit, difference: float | None
 ) -> None:
     assert metric("m", live, simulated, unit).difference == difference
 
 
-def test_a_limit_itself_passes_and_what_was_not_measured_does_not() -> None:
+def test_a_value_on_the_limit_passes_and_a_missing_one_does_not() -> None:
     assert metric("m", 100.0, 115.0, "%", 15.0).passed
     assert metric("m", 100.0, 85.0, "%", 15.0).passed
     assert not metric("m", 100.0, 115.1, "%", 15.0).passed
@@ -69,7 +69,7 @@ def placed(serial: int, worker: int, cached: int, **fields: Any) -> Outcome:
     return outcome(serial, worker=WORKERS[worker], cached_tokens=cached, **fields)
 
 
-def test_placements_by_hand() -> None:
+def test_placements_agree_with_a_computation_by_hand() -> None:
     """Placements are compared as computed by hand; worker 0 of the replay is worker 1 of the live
     run, and the reverse.
     """
@@ -106,7 +106,7 @@ def test_placements_by_hand() -> None:
     )
 
 
-def test_nothing_in_common_is_said() -> None:
+def test_runs_without_a_common_request_are_reported() -> None:
     found = placements([placed(0, 0, 0)], table([rejected()]), WORKERS[:2])
     assert (found.requests, found.same_worker, found.transport_ms) == (0, 0.0, None)
     assert explained(Validation("p", (), found)) == ["no request was completed in both worlds"]
@@ -114,7 +114,7 @@ def test_nothing_in_common_is_said() -> None:
 
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), min_size=5, max_size=60))
 @settings(max_examples=examples(100))
-def test_renamed_workers_are_the_same(names: Sequence[int], where: list[int]) -> None:
+def test_renamed_workers_are_matched(names: Sequence[int], where: list[int]) -> None:
     live = np.array(where, dtype=np.int64)
     simulated = np.array([names[worker] for worker in where], dtype=np.int64)
     assert np.array_equal(matched(simulated, live, 5), live)
@@ -122,7 +122,7 @@ def test_renamed_workers_are_the_same(names: Sequence[int], where: list[int]) ->
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40))
 @settings(max_examples=examples(100))
-def test_no_renaming_agrees_more(pairs: list[tuple[int, int]]) -> None:
+def test_no_other_matching_of_workers_agrees_more(pairs: list[tuple[int, int]]) -> None:
     simulated, live = (np.array([p[k] for p in pairs], dtype=np.int64) for k in (0, 1))
     agreed = int(np.count_nonzero(matched(simulated, live, 4) == live))
     swapped = np.array([1, 0, 3, 2])
@@ -137,7 +137,7 @@ def live_run(outcomes: Sequence[Outcome], hit_rate: float) -> RunResult:
     return RunResult(row, tuple(outcomes), pool_samples([], 1.0), WORKERS[:2], ())
 
 
-def test_a_validation_has_the_figures_of_both_worlds() -> None:
+def test_a_validation_has_the_live_and_the_simulated_figures() -> None:
     outcomes = [placed(n, n % 2, 80, ttft_ms=110.0, prompt_tokens=160) for n in range(4)]
     simulated = result(
         [{"worker": 1 - n % 2, "first": 100.0} for n in range(4)],
@@ -176,7 +176,7 @@ def of_ttft(policy: str, live: float | None, simulated: float | None) -> Validat
         ((None, None), (None, None), True),
     ],
 )
-def test_a_ranking_is_another_when_two_policies_change_places(
+def test_the_ranking_differs_when_two_policies_change_places(
     one: tuple[float | None, float | None], other: tuple[float | None, float | None], same: bool
 ) -> None:
     found = [of_ttft("a", *one), of_ttft("b", *other)]
@@ -186,7 +186,7 @@ def test_a_ranking_is_another_when_two_policies_change_places(
     assert ("the same" if same else "ANOTHER") in summary(found)
 
 
-def test_what_is_beyond_a_limit_is_named() -> None:
+def test_policies_beyond_a_limit_are_named() -> None:
     far, near = of_ttft("far", 100.0, 140.0), of_ttft("near", 100.0, 101.0)
     assert summary([near]).endswith("all within their limits")
     assert summary([far, near]).endswith("beyond a limit: far")
@@ -199,7 +199,7 @@ def test_what_is_beyond_a_limit_is_named() -> None:
     assert "±15 %" in text
 
 
-def test_a_figure_without_a_limit_is_shown_and_judged_by_nobody() -> None:
+def test_a_figure_without_a_limit_is_shown_and_not_judged() -> None:
     given_metrics = (Metric("rejected", 0, 12_345, 12_345, "", None), metric("x", None, None, "%"))
     found = Validation("p", given_metrics, SAME)
     console = Console(file=StringIO(), record=True, width=100)
@@ -215,7 +215,7 @@ def test_a_figure_without_a_limit_is_shown_and_judged_by_nobody() -> None:
     ("overruns", "late_ms", "told"),
     [(0.031, 2.0, "3.1% of steps ended late"), (None, 70.0, "up to 70 ms late"), (0.002, 9.0, "")],
 )
-def test_a_machine_that_did_not_keep_up_is_told(
+def test_a_machine_that_did_not_keep_up_is_reported(
     overruns: float | None, late_ms: float, told: str
 ) -> None:
     lines = explained(Validation("p", (), SAME, overruns, late_ms))

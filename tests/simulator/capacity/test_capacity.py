@@ -66,7 +66,7 @@ REFERENCE = Shape(
 CELLS = ((2.80, 0.83, 0.99), (3.18, 0.84, 1.00), (3.41, 0.84, 1.00), (3.41, 0.82, 0.98))
 
 
-def test_the_reference_table() -> None:
+def test_the_reference_table_is_reproduced() -> None:
     mix = Mix.of(8192, 8192, 128)
     for tpot_ms, (ratio, mean_gain, step_gain) in zip(TARGETS_MS, CELLS, strict=True):
         for every_step, gain in ((False, mean_gain), (True, step_gain)):
@@ -129,7 +129,7 @@ def plain_rates(
 @pytest.mark.parametrize(
     "name", ["qwen3-32b-h100-tp2", "llama-3-70b-h100-tp8", "qwen3-30b-a3b-h100-tp2"]
 )
-def test_rates_are_those_of_plain_loops(
+def test_rates_agree_with_plain_loops(
     name: str, tokens: tuple[int, int, int], every_step: bool
 ) -> None:
     worker, mix = Shape.of(name), Mix.of(*tokens)
@@ -159,7 +159,9 @@ class Load:
     st.integers(0, 256),
     st.integers(0, 500_000),
 )
-def test_steps_in_arrays_are_steps(name: str, tokens: int, decodes: int, context: int) -> None:
+def test_vectorized_step_times_equal_those_of_single_steps(
+    name: str, tokens: int, decodes: int, context: int
+) -> None:
     step_time, chunks = profile(name).step_time, min(tokens, 1)
     load = Load(tokens, chunks, decodes, context)
     found = step_s(
@@ -169,13 +171,15 @@ def test_steps_in_arrays_are_steps(name: str, tokens: int, decodes: int, context
 
 
 @given(st.sampled_from(sorted(PROFILES)), st.integers(1, 60_000), st.integers(0, 60_000))
-def test_prefills_in_arrays_are_prefills(name: str, new: int, cached: int) -> None:
+def test_vectorized_prefill_times_equal_those_of_single_prefills(
+    name: str, new: int, cached: int
+) -> None:
     step_time = profile(name).step_time
     found = prefill_s(step_time, Mix.of(new + cached, new, 1))
     assert float(found[0]) == pytest.approx(step_time.prefill_s(new, cached), rel=1e-12)
 
 
-def test_one_worker_waits_as_in_m_g_1_and_several_wait_less() -> None:
+def test_the_wait_of_one_worker_is_that_of_m_g_1_and_several_wait_less() -> None:
     step_time = profile(QWEN).step_time
     mix = Mix(np.array([1000.0, 9000.0]), np.array([1000.0, 9000.0]), np.array([10.0, 10.0]))
     each_s = prefill_s(step_time, mix)
@@ -212,7 +216,7 @@ mixes = st.builds(
     st.floats(0.3, 20.0),
     st.floats(0.5, 400.0),
 )
-def test_whole_numbers_are_the_best_there_are(
+def test_the_split_is_the_best_of_all_whole_numbers_of_workers(
     mix: Mix, name: str, tpot_s: float, gpus: int, ttft_s: float, gbps: float
 ) -> None:
     worker, targets, link = Shape.of(name), WaitTargets(tpot_s, ttft_s), Link(gbps)
@@ -232,7 +236,7 @@ def test_whole_numbers_are_the_best_there_are(
 
 @settings(max_examples=30)
 @given(mixes, st.floats(0.02, 0.1))
-def test_more_work_or_tighter_targets_never_take_more(mix: Mix, tpot_s: float) -> None:
+def test_more_work_or_tighter_targets_never_raise_the_rate(mix: Mix, tpot_s: float) -> None:
     worker = Shape.of(QWEN)
     longer = Mix(mix.prompt_tokens + 500, mix.uncached_tokens + 500, mix.output_tokens)
     rates: tuple[tuple[Callable[[Mix, WaitTargets], float], float], ...] = (
@@ -247,7 +251,7 @@ def test_more_work_or_tighter_targets_never_take_more(mix: Mix, tpot_s: float) -
         assert one(mix, WaitTargets(tpot_s, 2.0)) <= rate
 
 
-def test_what_limits_is_named() -> None:
+def test_the_limiting_factor_is_named() -> None:
     worker, mix = Shape.of(QWEN), Mix.of(4000, 4000, 400)
     roomy = WaitTargets(0.2, 60.0)
     assert decode(worker, mix, roomy, Link()).limited_by == "KV memory"
@@ -264,7 +268,7 @@ def test_what_limits_is_named() -> None:
         WaitTargets(0.0)
 
 
-def test_a_pool_of_both_kinds_is_never_worse_than_either() -> None:
+def test_a_mixed_pool_is_never_worse_than_a_uniform_one() -> None:
     shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
     found = match(Mix.of(8192, 2048, 128), shapes, WaitTargets(0.02, 2.0), Link(), 24)
     assert found.split is not None
@@ -277,7 +281,7 @@ def test_a_pool_of_both_kinds_is_never_worse_than_either() -> None:
         match(Mix.of(1, 1, 1), shapes, WaitTargets(0.1), Link(), 0)
 
 
-def test_no_point_of_a_front_is_beaten_by_another() -> None:
+def test_no_point_of_a_pareto_front_dominates_another() -> None:
     shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
     targets = WaitTargets(1.0, 3.0)
     for gpus in (None, 16):
@@ -300,7 +304,7 @@ def job(number: int, cached: int | None) -> Job:
     return Job(number * 10**9, 4 * 16, 10, ids, cached_tokens=cached)
 
 
-def test_what_was_cached_is_as_the_log_says_or_as_caches_would_have_it() -> None:
+def test_the_cached_share_comes_from_the_log_or_from_simulated_caches() -> None:
     told = measure([job(n, 32) for n in range(10)], 16, 1, 10_000)
     assert (told.cached_by, told.cached_share) == ("log", 0.5)
     assert told.rate_per_s == pytest.approx(1.0)
@@ -319,7 +323,7 @@ def test_what_was_cached_is_as_the_log_says_or_as_caches_would_have_it() -> None
         measure([], 16, 1, 10_000)
 
 
-def test_a_mix_that_cannot_be_is_refused() -> None:
+def test_an_impossible_mix_is_refused() -> None:
     for tokens in ((10, 11, 1), (10, 0, 1), (10, 10, 0)):
         with pytest.raises(MixError):
             Mix.of(*tokens)
@@ -328,7 +332,7 @@ def test_a_mix_that_cannot_be_is_refused() -> None:
     assert isinstance(Shape.of(QWEN).step_time, StepTime)
 
 
-def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> None:
+def test_worker_numbers_around_a_match_are_tried_until_they_get_worse() -> None:
     def made(good: dict[int, float]) -> tuple[list[PoolTrial], list[int]]:
         tried: list[int] = []
 
@@ -348,7 +352,7 @@ def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> No
 @pytest.mark.parametrize(
     "workload", ["translation", pytest.param("long in, short out", marks=pytest.mark.full)]
 )
-def test_the_arithmetic_is_close_to_what_replays_find_best(workload: str) -> None:
+def test_the_computed_split_is_close_to_the_best_of_replays(workload: str) -> None:
     """The computed number of prefill workers is within one of the best that replays find. Eight
     workers run a small part of tests/bench/rate_match.py.
     """

@@ -98,7 +98,7 @@ times = st.integers(0, 40).map(lambda n: n / 8)
     st.integers(1, 4),
     st.sampled_from([0.0, 0.125, 0.5, 3.0]),
 )
-def test_batches_are_those_of_a_simulation_of_events(
+def test_batches_equal_those_of_an_event_simulation(
     arrivals: list[float], each: list[float], instances: int, delay: float
 ) -> None:
     seconds = [0.0, *sorted(each)]
@@ -135,7 +135,7 @@ def chain(rate: float, seconds: Sequence[float]) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("rate", [50.0, 100.0, 200.0, 270.0])
-def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
+def test_one_instance_agrees_with_the_markov_chain_of_its_queue(rate: float) -> None:
     seconds = given(0.010, 0.002, 8).seconds
     found = row(ArrivingLoad(rate), seconds, 1)
     batch, busy, latency = chain(rate, seconds)
@@ -146,7 +146,7 @@ def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
 
 @pytest.mark.parametrize("instances", [2, 4, 8])
 @pytest.mark.parametrize("load", [0.6, 0.85])
-def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load: float) -> None:
+def test_the_wait_without_batches_is_that_of_allen_and_cunneen(instances: int, load: float) -> None:
     """Without batching, the mean wait is that of Allen and Cunneen: W = (1 + 0) / 2 x Erlang C / (n
     mu - l). The 0 is there because all executions take the same time.
     """
@@ -160,7 +160,7 @@ def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load:
     assert found.utilisation == pytest.approx(load, abs=0.02)
 
 
-def test_many_instances_are_watched_for_long_enough() -> None:
+def test_many_instances_are_simulated_for_long_enough() -> None:
     """The simulation of many instances runs until each has executed often, so that the beginning,
     when all are free, does not show in the figures.
     """
@@ -194,7 +194,7 @@ def hidden(seed: int) -> tuple[float, float, int, int, float]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_figures_are_those_of_simulated_arrivals(seed: int) -> None:
+def test_figures_agree_with_simulated_arrivals(seed: int) -> None:
     base, each, top, instances, rate = hidden(seed)
     batches = measured(base, each, sorted({1, 2, top // 2, top}), seed, top)
     planned = row(ArrivingLoad(rate), batches.seconds, instances)
@@ -210,7 +210,7 @@ def test_figures_are_those_of_simulated_arrivals(seed: int) -> None:
     assert most == pytest.approx(len(found.ends) / found.span, rel=0.10)
 
 
-def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
+def test_the_planned_count_keeps_the_target_and_one_fewer_does_not() -> None:
     good = 0
     for seed in range(CASES):
         base, each, top, _, rate = hidden(1000 + seed)
@@ -232,7 +232,7 @@ def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
     assert good >= 8
 
 
-def test_one_more_where_one_may_fail_and_none_beyond_what_is_allowed() -> None:
+def test_the_plan_adds_one_instance_for_failures_within_the_allowed_number() -> None:
     line = given(0.010, 0.002, 8)
     target = ServiceTarget(p99_s=0.05)
     plan = Planner([line], ArrivingLoad(230.0), target).plan()
@@ -245,7 +245,7 @@ def test_one_more_where_one_may_fail_and_none_beyond_what_is_allowed() -> None:
     assert few.with_failure is None
 
 
-def test_bursts_need_more_and_even_arrivals_fewer() -> None:
+def test_bursty_arrivals_need_more_instances_and_even_ones_fewer() -> None:
     line = given(0.010, 0.002, 8)
 
     def needed(variability: float) -> int:
@@ -256,14 +256,14 @@ def test_bursts_need_more_and_even_arrivals_fewer() -> None:
     assert needed(0.0) <= needed(1.0) < needed(8.0)
 
 
-def test_a_count_is_planned_with_what_was_measured_beside_it() -> None:
+def test_a_count_uses_the_measurement_of_at_most_as_many_instances() -> None:
     alone, beside = given(0.010, 0.002, 8), given(0.030, 0.006, 8)
     beside = Batches("given", 3, beside.base_s, beside.per_request_s, 8)
     planner = Planner([beside, alone], ArrivingLoad(100.0), ServiceTarget())
     assert [planner.batches(n).instances for n in (1, 2, 3, 9)] == [1, 1, 3, 3]
 
 
-def test_a_delay_is_named_where_it_saves_latency_only() -> None:
+def test_a_batching_delay_is_recommended_only_if_it_saves_latency() -> None:
     line = given(0.010, 0.0005, 16)
     assert Planner([line], ArrivingLoad(20.0), ServiceTarget(p99_s=0.05)).plan().delay_s == 0.0
     many = Planner([line], ArrivingLoad(2500.0), ServiceTarget(p99_s=0.05)).plan()
@@ -273,7 +273,7 @@ def test_a_delay_is_named_where_it_saves_latency_only() -> None:
         assert many.delayed.batch > many.reserve.batch
 
 
-def test_a_line_and_its_error() -> None:
+def test_a_line_is_fitted_with_its_error() -> None:
     found = measured(0.010, 0.002, [1, 2, 4, 8], 3, 8)
     assert found.base_s == pytest.approx(0.010, rel=0.1)
     assert found.per_request_s == pytest.approx(0.002, rel=0.1)
@@ -284,7 +284,7 @@ def test_a_line_and_its_error() -> None:
     assert not found.is_bent
 
 
-def test_no_time_is_told_beyond_twice_the_largest_batch() -> None:
+def test_no_time_is_given_beyond_twice_the_largest_measured_batch() -> None:
     found = measured(0.010, 0.002, [1, 2, 4], 3, 64)
     assert (found.largest, found.asked) == (8, 64)
     assert len(found.seconds) == 9
@@ -294,7 +294,7 @@ def test_no_time_is_told_beyond_twice_the_largest_batch() -> None:
     )
 
 
-def test_sizes_that_make_no_line_are_joined() -> None:
+def test_batch_sizes_that_form_no_line_are_interpolated() -> None:
     sizes = [BatchSize(1, 9, 0.010), BatchSize(4, 9, 0.010), BatchSize(8, 9, 0.030)]
     found = fit(MeasuredBatches("m", 16, 1, sizes))
     assert found.is_bent
@@ -303,7 +303,7 @@ def test_sizes_that_make_no_line_are_joined() -> None:
     assert found.seconds[16] > 0.030
 
 
-def test_noise_never_makes_a_cost_below_0() -> None:
+def test_noise_never_makes_a_cost_negative() -> None:
     falling = fit(MeasuredBatches("m", 4, 1, [BatchSize(1, 9, 0.020), BatchSize(4, 9, 0.019)]))
     assert falling.per_request_s == 0.0
     steep = fit(MeasuredBatches("m", 4, 1, [BatchSize(1, 9, 0.001), BatchSize(4, 9, 0.020)]))
@@ -325,7 +325,7 @@ sizes = st.builds(
 
 @settings(max_examples=examples(300), deadline=None)
 @drawn(st.lists(sizes, max_size=8), st.integers(0, 4096), st.sampled_from([None, 1, 16]))
-def test_whatever_was_measured_is_refused_or_gives_times(
+def test_any_measurement_is_refused_or_gives_valid_times(
     seen: list[BatchSize], top: int, asked: int | None
 ) -> None:
     try:
@@ -343,7 +343,7 @@ def test_whatever_was_measured_is_refused_or_gives_times(
     assert row(ArrivingLoad(0.5 * found.most_per_s), found.seconds, 1).batch >= 1
 
 
-def test_the_knee_is_the_least_of_its_rules() -> None:
+def test_the_knee_is_the_minimum_of_its_rules() -> None:
     line = given(0.010, 0.001, 32)
     most = line.rate_per_s(32)
     assert knee(line).requests == math.ceil(most * line.seconds[1])
@@ -359,7 +359,7 @@ def test_memory_leaves_its_headroom() -> None:
     assert Memory(16.0, 3.0, 1.5).most(8, 0.2) == 0
 
 
-def test_the_peak_of_a_log_is_what_is_planned() -> None:
+def test_a_plan_from_a_log_uses_the_peak_rate() -> None:
     draw = np.random.default_rng(5)
     calm = np.cumsum(draw.exponential(1 / 10, 6000))
     busy = calm[-1] + np.cumsum(draw.exponential(1 / 50, 6000))

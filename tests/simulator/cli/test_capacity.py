@@ -14,7 +14,7 @@ __all__ = ["run"]
 SHAPES = ("--profile", "qwen3-32b-h100-tp2", "--profile", "qwen3-32b-h100-tp4")
 
 
-def test_a_match_is_told_and_written(run: Run, tmp_path: Path) -> None:
+def test_rate_match_prints_and_writes_its_result(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "match.json"
     said = run(
         *("rate-match", trace(tmp_path), "--tpot-ms", 20, "--ttft-ms", 2000, "--gpus", 16),
@@ -31,7 +31,7 @@ def test_a_match_is_told_and_written(run: Run, tmp_path: Path) -> None:
     assert gpus <= 16
 
 
-def test_fewer_cached_tokens_want_more_that_prefill(run: Run, tmp_path: Path) -> None:
+def test_fewer_cached_tokens_need_more_prefill_workers(run: Run, tmp_path: Path) -> None:
     def ratio(*more: object) -> float:
         out = tmp_path / "match.json"
         said = run("rate-match", trace(tmp_path), "--tpot-ms", 25, *more, "--json", out)
@@ -42,7 +42,7 @@ def test_fewer_cached_tokens_want_more_that_prefill(run: Run, tmp_path: Path) ->
     assert ratio("--cached", "none") > 1.5 * ratio()
 
 
-def test_each_point_of_a_front_is_shown_again_by_its_command(run: Run, tmp_path: Path) -> None:
+def test_the_command_of_each_pareto_point_reproduces_the_point(run: Run, tmp_path: Path) -> None:
     found, picture = tmp_path / "front.json", tmp_path / "front.svg"
     said = run(
         *("pareto", trace(tmp_path), "--ttft-ms", 3000, "--points", 6, *SHAPES),
@@ -63,7 +63,7 @@ def test_each_point_of_a_front_is_shown_again_by_its_command(run: Run, tmp_path:
         assert pool["requests_per_s"] == pytest.approx(one["pool"]["requests_per_s"], rel=1e-3)
 
 
-def test_targets_that_nothing_keeps_end_with_1(run: Run, tmp_path: Path) -> None:
+def test_unreachable_targets_exit_with_1(run: Run, tmp_path: Path) -> None:
     said = run("rate-match", trace(tmp_path), "--tpot-ms", 1, "--gpus", 16)
     assert said.status == 1
     assert "cannot keep the targets" in said.out
@@ -84,7 +84,7 @@ def test_targets_that_nothing_keeps_end_with_1(run: Run, tmp_path: Path) -> None
         (("--tpot-ms", "-1"), "not a number above 0"),
     ],
 )
-def test_wrong_usage_says_what_to_do(
+def test_the_error_for_wrong_usage_names_the_remedy(
     run: Run, tmp_path: Path, more: tuple[str, ...], told: str
 ) -> None:
     said = run("rate-match", trace(tmp_path), "--tpot-ms", 25, *more)
@@ -92,7 +92,7 @@ def test_wrong_usage_says_what_to_do(
     assert told in said.err
 
 
-def test_a_match_is_tried_by_replays(run: Run, tmp_path: Path) -> None:
+def test_rate_match_simulate_checks_the_result_by_replays(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "match.json"
     said = run(
         *("rate-match", trace(tmp_path), "--tpot-ms", 25, "--ttft-ms", 2000, "--gpus", 12),

@@ -101,7 +101,7 @@ async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -
     assert err == "warmroute-sim: stopped; everything it started has ended\n"
 
 
-async def test_processes_end_with_one_that_was_killed() -> None:
+async def test_child_processes_end_when_the_main_process_is_killed() -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
     with nobody_left(process.pid):
         await until(lambda: len(in_session(process.pid)) == 4)
@@ -110,7 +110,7 @@ async def test_processes_end_with_one_that_was_killed() -> None:
         await until(lambda: not in_session(process.pid))
 
 
-async def test_a_process_that_is_killed_is_told_of() -> None:
+async def test_a_killed_child_process_is_reported() -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
     with nobody_left(process.pid):
         ended = asyncio.ensure_future(finish(process))
@@ -140,7 +140,7 @@ def replaying(leader: int) -> list[int]:
     return found
 
 
-async def test_a_reader_that_has_seen_enough_is_no_defect(tmp_path: Path) -> None:
+async def test_a_closed_output_pipe_exits_with_1_and_without_a_message(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "simulator", "replay", str(trace(tmp_path)), "--workers", "2"),
         stdout=asyncio.subprocess.PIPE,

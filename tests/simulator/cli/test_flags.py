@@ -43,11 +43,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def test_what_is_not_given_is_as_the_struct_has_it() -> None:
+def test_missing_flags_have_the_structs_defaults() -> None:
     assert parsed("log") == Asked(trace="log", pool=Pool())
 
 
-def test_what_is_given_is_read_by_its_type() -> None:
+def test_flags_are_parsed_by_the_type_of_their_field() -> None:
     flags = ["--seed=3k", "--slow", "--workers=2", "--profile=a", "--profile=b", "--out=b.json"]
     found = parsed("log", *flags)
     pool = Pool(workers=2, profile=("a", "b"))
@@ -66,7 +66,7 @@ def test_what_is_given_is_read_by_its_type() -> None:
         (["--kept", "1"], "unrecognized arguments: --kept 1"),
     ],
 )
-def test_wrong_values_are_refused_with_the_flag(
+def test_the_error_for_a_wrong_value_names_the_flag(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -25,7 +25,7 @@ def measured(folder: Path, name: str = "measured.json", **changes: Any) -> Path:
     return path
 
 
-def test_a_plan_is_told_and_written(run: Run, tmp_path: Path) -> None:
+def test_instances_prints_and_writes_its_plan(run: Run, tmp_path: Path) -> None:
     plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
     said = run(
         *("instances", measured(tmp_path), "--rate", 600, "--p99-ms", 40),
@@ -49,7 +49,7 @@ def test_a_plan_is_told_and_written(run: Run, tmp_path: Path) -> None:
     assert 'src="http' not in text
 
 
-def test_a_log_says_how_much_comes(run: Run, tmp_path: Path) -> None:
+def test_the_arrival_rate_comes_from_a_log_unless_it_is_given(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     log = trace(tmp_path, "requests")
     said = run("instances", *LINE, "--log", log, "--json", out)
@@ -60,7 +60,7 @@ def test_a_log_says_how_much_comes(run: Run, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["load"]["rate_per_s"] == 7
 
 
-def test_several_measurements_each_for_its_number(run: Run, tmp_path: Path) -> None:
+def test_several_measurements_need_different_numbers_of_instances(run: Run, tmp_path: Path) -> None:
     slow = [one | {"seconds": 3 * one["seconds"]} for one in SIZES]
     files = (measured(tmp_path), measured(tmp_path, "three.json", instances=3, sizes=slow))
     said = run("instances", *files, "--rate", 500, "--p99-ms", 200)
@@ -84,7 +84,7 @@ def test_several_measurements_each_for_its_number(run: Run, tmp_path: Path) -> N
         ),
     ],
 )
-def test_where_no_number_does_it_says_why_and_ends_with_1(
+def test_unreachable_targets_exit_with_1_and_the_reason(
     run: Run, more: tuple[object, ...], told: str
 ) -> None:
     said = run("instances", *LINE, *more)
@@ -101,7 +101,9 @@ def test_where_no_number_does_it_says_why_and_ends_with_1(
         ("[4]", "Expected `object`"),
     ],
 )
-def test_a_file_that_is_none_is_named(run: Run, tmp_path: Path, text: str, told: str) -> None:
+def test_the_error_for_a_file_that_is_no_measurement_names_the_problem(
+    run: Run, tmp_path: Path, text: str, told: str
+) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     said = run("instances", path, "--rate", 10)
@@ -121,7 +123,7 @@ def test_a_file_that_is_none_is_named(run: Run, tmp_path: Path, text: str, told:
         ({"max_batch_size": 10**9}, "$.max_batch_size"),
     ],
 )
-def test_wrong_times_are_named(
+def test_the_error_for_wrong_times_names_them(
     run: Run, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     said = run("instances", measured(tmp_path, **changes), "--rate", 10)
@@ -148,7 +150,9 @@ def test_wrong_times_are_named(
         (("nowhere.json", "--rate", 5), "No such file"),
     ],
 )
-def test_wrong_usage_says_what_to_do(run: Run, more: tuple[object, ...], told: str) -> None:
+def test_the_error_for_wrong_usage_names_the_remedy(
+    run: Run, more: tuple[object, ...], told: str
+) -> None:
     said = run("instances", *more)
     assert said.status == 2
     assert told in said.err
@@ -165,7 +169,7 @@ def test_the_page_on_triton_shows_what_is_printed(run: Run) -> None:
     assert not missing
 
 
-def test_help_teaches(run: Run) -> None:
+def test_help_explains_the_answer_and_shows_a_measurement_command(run: Run) -> None:
     said = run("instances", "--help")
     assert "what an answer means" in said.out
     assert "warmroute doctor http://gpu1:8000 --probe --measure" in said.out

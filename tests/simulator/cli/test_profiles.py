@@ -25,7 +25,7 @@ def test_all_profiles_are_listed_with_their_sources(run: Run) -> None:
     assert "AIConfigurator 0.12.0" in said.out
 
 
-def test_profiles_beside_a_table_of_ones_own(run: Run, tmp_path: Path) -> None:
+def test_profiles_are_compared_with_a_users_table(run: Run, tmp_path: Path) -> None:
     table = unpacked(tmp_path)
     svg, found = tmp_path / "errors.svg", tmp_path / "errors.json"
     said = run("profiles", "--against", table, "--svg", svg, "--json", found)
@@ -37,7 +37,7 @@ def test_profiles_beside_a_table_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert len(figures[0]["errors"]) == 109
 
 
-def test_some_profiles_beside_a_table(run: Run, tmp_path: Path) -> None:
+def test_selected_profiles_are_compared_with_a_table(run: Run, tmp_path: Path) -> None:
     rows = tmp_path / "again.csv"
     said = run("profiles", "llama-3.1-8b-h100", "--against", unpacked(tmp_path), "--rows", rows)
     assert said.status == 0
@@ -45,7 +45,7 @@ def test_some_profiles_beside_a_table(run: Run, tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) == 110
 
 
-def test_rows_that_are_off_without_a_reason_end_with_1(run: Run, tmp_path: Path) -> None:
+def test_rows_with_unexplained_errors_exit_with_1(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text(
         "profile,prefill_tokens,cached_tokens,decodes,context_tokens,seconds\n"
@@ -67,7 +67,7 @@ def test_rows_that_are_off_without_a_reason_end_with_1(run: Run, tmp_path: Path)
         (["nonsense"], "unknown profile 'nonsense'"),
     ],
 )
-def test_wrong_usage_is_said(
+def test_wrong_usage_is_reported(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,13 +76,13 @@ def test_wrong_usage_is_said(
     assert says in said.err
 
 
-def test_a_profile_that_the_table_lacks_is_said(run: Run, tmp_path: Path) -> None:
+def test_the_error_for_a_profile_without_rows_names_the_profile(run: Run, tmp_path: Path) -> None:
     said = run("profiles", "deepseek-r1-gb200-ep8", "--against", unpacked(tmp_path))
     assert said.status == 2
     assert "no row for deepseek-r1-gb200-ep8" in said.err
 
 
-def test_tables_that_are_not_installed_are_said_with_what_installs_them(
+def test_the_error_for_missing_tables_names_the_package_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)

@@ -26,7 +26,7 @@ KNOWN = CONFIGS["qwen3-32b"] | {  # with the other fields that the tables need
 DENSE, EXPERTS = "qwen3-32b-h100-tp2", "gpt-oss-120b-h100-tp2"
 
 
-def test_the_tables_are_those_that_are_kept(run: Run, tmp_path: Path) -> None:
+def test_the_stored_rows_equal_those_of_the_aic_tables(run: Run, tmp_path: Path) -> None:
     found, rows = tmp_path / "found.json", tmp_path / "rows.csv"
     said = run("profiles", DENSE, EXPERTS, "--against-aic", "--json", found, "--rows", rows)
     assert said.status == 0, said.out + said.err
@@ -40,7 +40,7 @@ def test_the_tables_are_those_that_are_kept(run: Run, tmp_path: Path) -> None:
         assert [row.seconds for row in again] == pytest.approx([r.seconds for r in kept], rel=1e-4)
 
 
-def test_a_fit_makes_the_built_in_profiles_again(run: Run, tmp_path: Path) -> None:
+def test_a_refit_reproduces_the_built_in_profiles(run: Run, tmp_path: Path) -> None:
     made = tmp_path / "profiles.json"
     said = run("profiles", DENSE, EXPERTS, "--against-aic", "--refit", made)
     assert said.status == 0, said.out + said.err
@@ -63,20 +63,20 @@ def test_a_fit_makes_the_built_in_profiles_again(run: Run, tmp_path: Path) -> No
         Instance("Qwen/Qwen3-32B", "h100_sxm", settings={"gemm_quant_mode": "int8_wo"}),
     ],
 )
-def test_what_the_tables_do_not_have_is_an_error_of_one_line(instance: Instance) -> None:
+def test_a_deployment_missing_in_the_tables_gives_a_one_line_error(instance: Instance) -> None:
     with pytest.raises(TableError) as raised:
         list(Tables(instance).rows())
     assert instance.model in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_profile_without_a_table_is_said(run: Run) -> None:
+def test_the_error_for_a_profile_without_a_table_lists_those_with_one(run: Run) -> None:
     said = run("profiles", "deepseek-r1-gb200-ep8", "--against-aic")
     assert said.status == 2
     assert "no table is known for deepseek-r1-gb200-ep8; with one: " in said.err
 
 
-def test_a_config_is_fitted_to_the_tables_that_know_it(run: Run, tmp_path: Path) -> None:
+def test_a_config_is_fitted_to_the_tables_of_its_model(run: Run, tmp_path: Path) -> None:
     config, made = tmp_path / "any.json", tmp_path / "mine-tp2.json"
     config.write_text(json.dumps(KNOWN))
     said = run("profile", config, "--gpu", "h100", "--tp", 2, "--tables", "vllm", "--out", made)
@@ -87,7 +87,7 @@ def test_a_config_is_fitted_to_the_tables_that_know_it(run: Run, tmp_path: Path)
     assert found.kv_capacity_tokens == pytest.approx(built_in.kv_capacity_tokens, rel=0.01)
 
 
-def test_a_config_that_no_table_knows_is_said(run: Run, tmp_path: Path) -> None:
+def test_a_config_without_a_table_is_reported(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(KNOWN | {"architectures": ["NewForCausalLM"]}))
     said = run("profile", config, "--gpu", "h100", "--tp", 2, "--tables", "vllm")

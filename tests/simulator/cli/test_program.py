@@ -46,7 +46,7 @@ async def finish(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_commands_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
@@ -90,7 +90,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--out", "/dev/null"], "cannot be made"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_why(
+def test_wrong_usage_exits_with_2_and_the_reason(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -101,12 +101,12 @@ def test_wrong_usage_ends_with_2_and_says_why(
     assert said in capsys.readouterr().err
 
 
-def test_an_endpoint_that_is_not_there_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_endpoint_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LOAD, *SHARED]) == 1
     assert "nothing answers at http://127.0.0.1:1 " in capsys.readouterr().err
 
 
-async def test_an_endpoint_without_models_asks_for_a_name() -> None:
+async def test_the_error_for_an_endpoint_without_models_names_the_model_flag() -> None:
     async with serve(Endpoint()) as endpoint:
         status, _, err = await finish(await start("load", f"{endpoint.url}/elsewhere", *SHARED))
     assert status == 1
@@ -114,7 +114,7 @@ async def test_an_endpoint_without_models_asks_for_a_name() -> None:
     assert "--model" in err
 
 
-def test_a_policy_of_ones_own_is_found_where_the_router_finds_it(
+def test_a_users_policy_is_found_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "def costs(request, fleet, state):\n    return fleet.id * 1.0\n"
@@ -125,7 +125,7 @@ def test_a_policy_of_ones_own_is_found_where_the_router_finds_it(
     check_stack(options)
 
 
-def test_a_taken_port_is_named_with_what_would_do(
+def test_the_error_for_a_port_in_use_names_the_flag_to_change(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -138,7 +138,7 @@ def test_a_taken_port_is_named_with_what_would_do(
             assert f"choose another with {option} PORT" in said
 
 
-async def test_load_reports_what_came_back(tmp_path: Path) -> None:
+async def test_load_reports_the_outcomes(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(ROW * 4)
     async with serve(Endpoint(lambda number: "bad" if number == 3 else "ok")) as endpoint:
@@ -168,7 +168,7 @@ async def test_load_reports_what_came_back(tmp_path: Path) -> None:
     assert "milliseconds of wall time" in page
 
 
-async def test_load_limits_requests_and_finds_the_model_also_below_v1() -> None:
+async def test_load_limits_requests_and_accepts_a_url_with_v1() -> None:
     async with serve(Endpoint()) as endpoint:
         status, out, err = await finish(
             await start(
@@ -201,7 +201,7 @@ async def test_load_limits_requests_and_finds_the_model_also_below_v1() -> None:
     ],
     ids=["heeded-INT", "ignored-TERM", "heeded-TERM", "ignored-INT"],
 )
-async def test_interrupting_shows_what_came_so_far(
+async def test_an_interrupted_load_shows_the_outcomes_so_far(
     number: signal.Signals, before: tuple[str, ...]
 ) -> None:
     async with serve(Endpoint(lambda number: "ok" if number < 3 else "silent")) as endpoint:

@@ -44,7 +44,7 @@ FAULTS = """\
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_found_and_replayed(run: Run, tmp_path: Path, name: str) -> None:
+def test_every_format_is_recognized_and_replayed(run: Run, tmp_path: Path, name: str) -> None:
     found = tmp_path / "r.json"
     said = run("replay", trace(tmp_path, name), *FLEET, "--policy", "hybrid", "--json", found)
     assert said.status == 0, said.err
@@ -59,12 +59,12 @@ def test_every_format_is_found_and_replayed(run: Run, tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("packed", ["gzip", "zstd"])
-def test_a_packed_file_gives_the_same(run: Run, tmp_path: Path, packed: str) -> None:
+def test_a_compressed_file_gives_the_same_output(run: Run, tmp_path: Path, packed: str) -> None:
     plain = run("replay", trace(tmp_path), *FLEET)
     assert run("replay", trace(tmp_path, packed=packed), *FLEET) == plain
 
 
-def test_reports_tell_the_same(run: Run, tmp_path: Path) -> None:
+def test_json_csv_and_html_reports_have_the_same_figures(run: Run, tmp_path: Path) -> None:
     files = {name: tmp_path / f"r.{name}" for name in ("json", "csv", "html")}
     wanted = [text for name, path in files.items() for text in (f"--{name}", path)]
     said = run("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", "--seed", "7", *wanted)
@@ -90,7 +90,7 @@ def test_reports_tell_the_same(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # test_sweep_replay compares the runs behind the command
-def test_processes_change_no_figure(run: Run, tmp_path: Path) -> None:
+def test_the_number_of_processes_changes_no_figure(run: Run, tmp_path: Path) -> None:
     path = trace(tmp_path)
     asked = (*FLEET, "--policy", "random", "--policy", "hybrid", "--seed", "1", "--seed", "2")
     one, two = tmp_path / "one.json", tmp_path / "two.json"
@@ -105,7 +105,9 @@ def test_processes_change_no_figure(run: Run, tmp_path: Path) -> None:
     assert page.stat().st_size > 10_000
 
 
-def test_the_same_again_is_the_same_and_another_seed_is_not(run: Run, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_result_and_another_seed_does_not(
+    run: Run, tmp_path: Path
+) -> None:
     path, found = trace(tmp_path), tmp_path / "r.json"
     hashes = []
     for seed in (3, 3, 4):
@@ -115,7 +117,7 @@ def test_the_same_again_is_the_same_and_another_seed_is_not(run: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_can_be_drawn_from(run: Run, tmp_path: Path, name: str) -> None:
+def test_every_format_can_be_resampled(run: Run, tmp_path: Path, name: str) -> None:
     found = tmp_path / "r.json"
     asked = (*FLEET, "--policy", "least_requests", "--policy", "hybrid", "--json", found)
     said = run("replay", trace(tmp_path, name), *asked, "--resamples", "3", "--seed", "5")
@@ -136,7 +138,7 @@ def test_every_format_can_be_drawn_from(run: Run, tmp_path: Path, name: str) -> 
     assert report(found)[0]["report_hash"] == rows[1]["report_hash"], "a draw by itself"
 
 
-def test_draws_of_a_generator_are_its_seeds(run: Run, tmp_path: Path) -> None:
+def test_resamples_of_a_generator_are_its_seeds(run: Run, tmp_path: Path) -> None:
     source = "gen:sglang?groups=3&prompts=4&system=64&question=16&output=4"
     files = [tmp_path / "draws.json", tmp_path / "seeds.json"]
     asked = ("replay", source, *FLEET, "--policy", "hybrid")
@@ -149,7 +151,7 @@ def test_draws_of_a_generator_are_its_seeds(run: Run, tmp_path: Path) -> None:
     assert "makes other requests with every seed already" in refused.err
 
 
-def test_seeds_of_one_recording_are_called_so(run: Run, tmp_path: Path) -> None:
+def test_several_seeds_of_a_recording_give_a_hint_to_resample(run: Run, tmp_path: Path) -> None:
     asked = ("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", "--seed", "0")
     hint = "--resamples N replays N draws of its sessions"
     found = tmp_path / "r.json"
@@ -160,7 +162,7 @@ def test_seeds_of_one_recording_are_called_so(run: Run, tmp_path: Path) -> None:
     assert hint not in run(*asked, "--seed", "1", "--resample").out
 
 
-def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:
+def test_closed_loops_mixed_pools_and_faults_can_be_combined(run: Run, tmp_path: Path) -> None:
     faults = tmp_path / "faults.yaml"
     faults.write_text(FAULTS)
     found = tmp_path / "r.json"
@@ -177,7 +179,7 @@ def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:
     assert said.out.splitlines()[0].startswith(f"{REQUESTS} requests, 3 workers")
 
 
-def test_the_router_s_default_is_among_those_compared(run: Run, tmp_path: Path) -> None:
+def test_the_routers_default_policy_is_among_those_compared(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "r.json"
     assert run("replay", trace(tmp_path), *FLEET, "--json", found).status == 0
     policies = [row["policy"] for row in report(found)]
@@ -186,7 +188,7 @@ def test_the_router_s_default_is_among_those_compared(run: Run, tmp_path: Path) 
         assert Config().policy in compared
 
 
-def test_one_request_is_enough(run: Run, tmp_path: Path) -> None:
+def test_a_replay_of_one_request_works(run: Run, tmp_path: Path) -> None:
     said = run("replay", trace(tmp_path), *FLEET, "--requests", "1")
     assert said.status == 0
     assert said.out.startswith("1 request, 2 workers")
@@ -200,7 +202,9 @@ def test_a_generator_needs_no_file(run: Run, tmp_path: Path) -> None:
     assert report(found)[0]["requests"] == 12
 
 
-def test_what_no_worker_can_hold_is_turned_away_and_said(run: Run, tmp_path: Path) -> None:
+def test_a_request_too_large_for_any_worker_is_rejected_and_reported(
+    run: Run, tmp_path: Path
+) -> None:
     large = mooncake(50, input_length=20_480, hash_ids=list(range(5000, 5040)))
     path = write(tmp_path, *lines_of("mooncake"), large).source
     said = run("replay", path, *FLEET, "--kv-tokens", "8k", "--policy", "hybrid")
@@ -209,7 +213,7 @@ def test_what_no_worker_can_hold_is_turned_away_and_said(run: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("large", "status"), [(REQUESTS, 0), (REQUESTS + 1, 1)])
-def test_most_requests_turned_away_is_a_failure_that_says_so(
+def test_a_replay_fails_with_the_reason_if_most_requests_are_rejected(
     run: Run, tmp_path: Path, large: int, status: int
 ) -> None:
     ids = list(range(5000, 5040))
@@ -228,7 +232,9 @@ def test_most_requests_turned_away_is_a_failure_that_says_so(
     ]
 
 
-def test_requests_wait_as_long_as_the_router_s_do_or_as_asked(run: Run, tmp_path: Path) -> None:
+def test_requests_are_held_for_the_routers_default_time_or_the_given_one(
+    run: Run, tmp_path: Path
+) -> None:
     path, found = trace(tmp_path), tmp_path / "r.json"
     asked = (*FLEET, "--speed", "3", "--json", found)
     asked = (*asked, "--policy", "tests.simulator.replays:at_most_two")
@@ -244,7 +250,7 @@ def test_requests_wait_as_long_as_the_router_s_do_or_as_asked(run: Run, tmp_path
     assert rows[0]["waits"]["max_ms"] <= 100, "until the router looks again"
 
 
-def test_the_world_around_is_as_asked(run: Run, tmp_path: Path) -> None:
+def test_network_and_event_flags_change_the_simulated_world(run: Run, tmp_path: Path) -> None:
     path, found = trace(tmp_path), tmp_path / "r.json"
     means = []
     for more in ((), ("--network-ms", "20"), ("--no-events", "--report-every-ms", "0")):

@@ -15,7 +15,7 @@ from tests.simulator.step_times.configs import CONFIGS, written
 __all__ = ["run"]
 
 
-def test_a_config_becomes_a_profile_that_replays_take(run: Run, tmp_path: Path) -> None:
+def test_a_model_config_becomes_a_profile_that_replay_accepts(run: Run, tmp_path: Path) -> None:
     config = written(tmp_path, CONFIGS["qwen3-32b"])
     out = tmp_path / "mine-tp2.json"
     said = run("profile", config, "--gpu", "h100", "--tp", "2", "--out", out)
@@ -40,7 +40,7 @@ def test_a_config_becomes_a_profile_that_replays_take(run: Run, tmp_path: Path) 
     assert report(rows)
 
 
-def test_names(run: Run, tmp_path: Path) -> None:
+def test_a_profiles_name_comes_from_its_folder_or_the_flag(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "Llama 3.1-8B"
     folder.mkdir()
     written(folder, CONFIGS["llama-3.1-8b"])
@@ -51,7 +51,7 @@ def test_names(run: Run, tmp_path: Path) -> None:
     assert "name it like mine-tp4.json" in said
 
 
-def test_formats_can_be_told(run: Run, tmp_path: Path) -> None:
+def test_weight_and_kv_formats_can_be_given(run: Run, tmp_path: Path) -> None:
     config = written(tmp_path, CONFIGS["qwen3-30b-a3b"])
     said = run("profile", config, "--gpu", "b200", "--weights", "nvfp4", "--kv", "fp8").out
     assert "nvfp4 as --weights says" in said
@@ -72,21 +72,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_what_is_wrong_is_said(run: Run, tmp_path: Path, name: str) -> None:
+def test_wrong_flags_are_reported(run: Run, tmp_path: Path, name: str) -> None:
     flags, mark = WRONG[name]
     said = run("profile", written(tmp_path, CONFIGS["llama-3.1-70b"]), *flags)
     assert said.status == 2
     assert mark in said.err
 
 
-def test_a_bad_config_is_said(run: Run, tmp_path: Path) -> None:
+def test_the_error_for_a_bad_config_names_file_and_field(run: Run, tmp_path: Path) -> None:
     config = written(tmp_path, {**CONFIGS["llama-3.1-8b"], "num_attention_heads": 0})
     said = run("profile", config, "--gpu", "h100")
     assert said.status == 2
     assert f"{config}: num_attention_heads: 0" in said.err
 
 
-def test_a_config_is_not_written_over(run: Run, tmp_path: Path) -> None:
+def test_a_config_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     config = written(tmp_path, CONFIGS["llama-3.1-8b"])
     text = config.read_bytes()
     for named in (config, tmp_path):

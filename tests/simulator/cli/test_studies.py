@@ -26,7 +26,7 @@ grid: {{policies: [round_robin, hybrid], workers: [1, 2]}}
 """
 
 
-def test_a_plan_is_told_written_and_kept(run: Run, tmp_path: Path) -> None:
+def test_plan_prints_writes_and_keeps_its_result(run: Run, tmp_path: Path) -> None:
     found, results = tmp_path / "plan.json", tmp_path / "results.jsonl"
     wanted = ("--seed", "1", "--jobs", "1", "--json", found, "--results", results)
     target = ("--ttft-p90-ms", "5000")
@@ -43,7 +43,7 @@ def test_a_plan_is_told_written_and_kept(run: Run, tmp_path: Path) -> None:
     assert results.read_bytes() == kept, "nothing was run again"
 
 
-def test_a_plan_without_an_answer_ends_with_1(run: Run, tmp_path: Path) -> None:
+def test_a_plan_without_an_answer_exits_with_1(run: Run, tmp_path: Path) -> None:
     said = run(
         *("plan", trace(tmp_path), "--profile", "llama-3.1-8b-h100", "--policy", "hybrid"),
         *("--ttft-p90-ms", "0.1", "--most-workers", "2", "--seed", "1", "--jobs", "1"),
@@ -63,7 +63,7 @@ def test_a_plan_finds_the_highest_rate(run: Run, tmp_path: Path) -> None:
     assert "requests/s on 2 GPUs" in said.out
 
 
-def test_a_sweep_is_written_and_goes_on(run: Run, tmp_path: Path) -> None:
+def test_a_sweep_writes_its_reports_and_resumes(run: Run, tmp_path: Path) -> None:
     sheet = tmp_path / "sweep.yaml"
     sheet.write_text(SWEEP.format(trace=trace(tmp_path)))
     files = {name: tmp_path / f"s.{name}" for name in ("csv", "json", "html")}
@@ -114,7 +114,7 @@ def test_a_sweep_writes_the_requests_of_each_run(
     assert len(gone.read_text().splitlines()) == 1 + 10
 
 
-def test_a_sweep_refuses_more_files_of_requests_than_it_keeps(run: Run, tmp_path: Path) -> None:
+def test_a_sweep_refuses_more_request_files_than_its_limit(run: Run, tmp_path: Path) -> None:
     sheet, folder = tmp_path / "sweep.yaml", tmp_path / "requests"
     seeds = f", seeds: {list(range(251))}}}"
     sheet.write_text(SWEEP.format(trace=trace(tmp_path)).rstrip().removesuffix("}") + seeds)
@@ -127,7 +127,7 @@ def test_a_sweep_refuses_more_files_of_requests_than_it_keeps(run: Run, tmp_path
     assert not folder.exists()
 
 
-def test_hits_are_told_and_written(run: Run, tmp_path: Path) -> None:
+def test_hits_prints_and_writes_its_result(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "hits.json"
     said = run("hits", trace(tmp_path), "--kv-tokens", "inf", "--workers", "2", "--json", found)
     assert said.status == 0, said.err
@@ -138,7 +138,7 @@ def test_hits_are_told_and_written(run: Run, tmp_path: Path) -> None:
     assert f"{share:.4f}" in said.out
 
 
-def test_bounds_are_told_and_written(run: Run, tmp_path: Path) -> None:
+def test_bound_prints_and_writes_its_result(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     said = run("bound", trace(tmp_path), *FLEET, "--policy", "hybrid", "--json", file)
     assert said.status == 0, said.err
@@ -153,7 +153,7 @@ def test_sources_lists_every_format_and_generator(run: Run) -> None:
         assert f"\n  {one.name} " in said.out
 
 
-def test_every_command_has_help_that_fits(run: Run) -> None:
+def test_every_command_has_help_that_fits_the_terminal(run: Run) -> None:
     commands = re.findall(r"'([a-z-]+)'", run("nonsense").err.partition("choose from")[2])
     assert {"replay", "study", "stack"} <= set(commands)
     for command in commands:
@@ -165,7 +165,9 @@ def test_every_command_has_help_that_fits(run: Run) -> None:
         assert len(said.out.partition("\n\n")[0]) < 120, "a usage line, not a list of all options"
 
 
-def test_check_facts_of_a_good_a_changed_and_a_damaged_recording(run: Run, tmp_path: Path) -> None:
+def test_check_facts_distinguishes_good_changed_and_damaged_recordings(
+    run: Run, tmp_path: Path
+) -> None:
     desk = Desk(tmp_path / "facts")
     for worker_id in range(3):
         desk.join(worker_id)

@@ -64,7 +64,7 @@ async def start_with(profile: Path, folder: Path) -> str:
         return engine.facts["kv_tokens"]
 
 
-def test_a_step_log_becomes_a_profile_for_all(run: Run, tmp_path: Path) -> None:
+def test_a_step_log_becomes_a_profile_for_all_commands(run: Run, tmp_path: Path) -> None:
     log, mine = asyncio.run(log_steps(tmp_path)), tmp_path / "mine.json"
     timed_exactly(log)
     without = run("calibrate", log, "--out", mine)
@@ -88,7 +88,7 @@ def test_a_step_log_becomes_a_profile_for_all(run: Run, tmp_path: Path) -> None:
     assert asyncio.run(start_with(mine, tmp_path / "again")) == "30000"
 
 
-def test_a_bad_profile_is_refused_by_all(run: Run, tmp_path: Path) -> None:
+def test_all_commands_refuse_a_bad_profile(run: Run, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text('{"name": "x"}')
     for command in (
@@ -137,7 +137,7 @@ def test_a_live_engine_becomes_a_profile(run: Run, tmp_path: Path) -> None:
     assert "a live engine" in profile["provenance"]
 
 
-def test_validate_holds_the_model_beside_a_live_stack(run: Run, tmp_path: Path) -> None:
+def test_validate_compares_the_replay_with_a_live_stack(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     asked = ("validate", trace(tmp_path), "--workers", "2", "--live-speed", "4")
     said = run(*asked, "--policy", "round_robin", "--json", found, "--out", tmp_path / "out")

@@ -70,7 +70,7 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "said"), WRONG_OPTIONS)
-def test_a_wrong_option(
+def test_the_error_for_a_wrong_option_is_short_and_names_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ WRONG_FILES: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize("command", ["replay", "plan", "bound", "hits"])
 @pytest.mark.parametrize(("made", "said"), WRONG_FILES)
-def test_a_wrong_file(
+def test_the_error_for_a_wrong_file_names_the_problem(
     run: Run, tmp_path: Path, command: str, made: Callable[[Path], object], said: str
 ) -> None:
     made(tmp_path)
@@ -122,7 +122,9 @@ def test_a_wrong_file(
 
 
 @pytest.mark.parametrize("command", ["replay", "plan", "bound", "hits", "sweep"])
-def test_wrong_lines_are_counted_and_shown(run: Run, tmp_path: Path, command: str) -> None:
+def test_wrong_lines_of_a_trace_are_counted_and_shown(
+    run: Run, tmp_path: Path, command: str
+) -> None:
     lines = [mooncake(number) for number in range(30)]
     lines[4] = mooncake(4, output_length="many")
     path = Path(write(tmp_path, *lines[:20], "{broken", *lines[20:]).source)
@@ -162,7 +164,9 @@ WRONG_FAULTS = [
 
 
 @pytest.mark.parametrize(("item", "said"), WRONG_FAULTS)
-def test_a_wrong_timeline(run: Run, tmp_path: Path, item: str, said: str) -> None:
+def test_the_error_for_a_wrong_timeline_names_file_and_problem(
+    run: Run, tmp_path: Path, item: str, said: str
+) -> None:
     faults = tmp_path / "faults.yaml"
     faults.write_text(f"- {item}\n")
     found = run("replay", trace(tmp_path), "--faults", faults)
@@ -209,7 +213,7 @@ def test_a_wrong_timeline(run: Run, tmp_path: Path, item: str, said: str) -> Non
         (["nope"], "invalid choice: 'nope'"),
     ],
 )
-def test_other_wrong_asking(
+def test_the_error_for_other_wrong_arguments_names_the_problem(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -220,7 +224,7 @@ def test_other_wrong_asking(
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--csv"])
-def test_a_report_never_takes_the_place_of_its_trace(run: Run, tmp_path: Path, option: str) -> None:
+def test_a_report_never_overwrites_its_trace(run: Run, tmp_path: Path, option: str) -> None:
     path = trace(tmp_path)
     before = path.read_bytes()
     link = tmp_path / "link"
@@ -232,7 +236,7 @@ def test_a_report_never_takes_the_place_of_its_trace(run: Run, tmp_path: Path, o
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--csv"])
-def test_a_full_disk_is_a_failure_in_words(run: Run, tmp_path: Path, option: str) -> None:
+def test_a_full_disk_gives_a_one_line_error(run: Run, tmp_path: Path, option: str) -> None:
     found = run("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", option, "/dev/full")
     assert found.status == 1
     assert found.err == "warmroute-sim: No space left on device\n"
@@ -246,7 +250,7 @@ def test_a_full_disk_is_a_failure_in_words(run: Run, tmp_path: Path, option: str
         (["--resamples", "3", "--quick"], "--quick is of one seed; leave out --resamples"),
     ],
 )
-def test_a_study_of_draws_that_cannot_be(
+def test_a_study_with_impossible_resamples_is_refused(
     run: Run, tmp_path: Path, options: list[str], said: str
 ) -> None:
     found = run("study", "--out", tmp_path / "out", *options)

@@ -62,7 +62,7 @@ def best_by_trying(
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(IDS, st.integers(0, 3)), max_size=9), st.integers(1, 4))
-def test_most_hits_is_what_trying_all_contents_gives(
+def test_most_hits_equals_an_exhaustive_search(
     history: list[tuple[list[int], int]], capacity: int
 ) -> None:
     requests, reusable = [ids for ids, _ in history], [usable for _, usable in history]
@@ -83,7 +83,7 @@ def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
 
 @settings(max_examples=examples(60))
 @given(PATHS, st.integers(1, 3), st.integers(1, 6))
-def test_no_rule_beats_the_union_of_the_caches(
+def test_no_rule_has_more_hits_than_the_union_of_the_caches(
     paths: list[list[int]], workers: int, capacity: int
 ) -> None:
     requests = named(paths)
@@ -94,7 +94,7 @@ def test_no_rule_beats_the_union_of_the_caches(
     assert all(row.hit_rate_tokens * tokens <= 10 * most + 1e-6 for row in rows)
 
 
-def test_a_cache_has_at_least_a_block() -> None:
+def test_a_cache_without_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 block, got 0"):
         most_hits([[1]], [1], 0)
 
@@ -130,7 +130,9 @@ def best_flow(releases: list[float], works: list[float], now: int = 0) -> float:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(TASKS)
-def test_shortest_remaining_work_first_is_the_least_mean_flow(tasks: list[tuple[int, int]]) -> None:
+def test_shortest_remaining_work_first_has_the_least_mean_flow_time(
+    tasks: list[tuple[int, int]],
+) -> None:
     releases, works = split(tasks)
     assert srpt_mean_flow(releases, works) == pytest.approx(
         best_flow(releases, list(works)) / len(works)
@@ -139,7 +141,9 @@ def test_shortest_remaining_work_first_is_the_least_mean_flow(tasks: list[tuple[
 
 @settings(max_examples=examples(60))
 @given(TASKS)
-def test_first_come_first_served_has_the_least_longest_flow(tasks: list[tuple[int, int]]) -> None:
+def test_first_come_first_served_has_the_least_maximum_flow_time(
+    tasks: list[tuple[int, int]],
+) -> None:
     releases, works = split(tasks)
 
     def longest(order: Sequence[int]) -> float:
@@ -156,9 +160,7 @@ def test_first_come_first_served_has_the_least_longest_flow(tasks: list[tuple[in
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=9), st.integers(1, 9))
-def test_most_on_time_is_what_trying_all_choices_gives(
-    tasks: list[tuple[int, int]], limit: int
-) -> None:
+def test_most_on_time_equals_an_exhaustive_search(tasks: list[tuple[int, int]], limit: int) -> None:
     releases, works = split(tasks)
 
     def all_on_time(chosen: tuple[int, ...]) -> bool:
@@ -171,7 +173,7 @@ def test_most_on_time_is_what_trying_all_choices_gives(
     assert most_on_time(releases, works, limit) == best
 
 
-def test_a_long_overload_is_counted_in_reasonable_time() -> None:
+def test_most_on_time_of_a_long_overload_takes_reasonable_time() -> None:
     count = 3000
     releases = [0.01 * n for n in range(count)]
     works = [0.02 + 0.01 * (n % 3) for n in range(count)]
@@ -227,7 +229,7 @@ def test_the_parts_of_a_step_never_exceed_it(kind: Machine, data: st.DataObject)
 
 @settings(max_examples=examples(60))
 @given(machines(), st.integers(1, 150), st.integers(1, 30))
-def test_a_lone_request_takes_its_floor_and_hardly_more(
+def test_a_single_request_takes_hardly_longer_than_its_lower_bound(
     kind: Machine, prompt_tokens: int, output_tokens: int
 ) -> None:
     capacity = kind.blocks * kind.block_size
@@ -270,7 +272,7 @@ def make_job(ids: Sequence[int], prompt_tokens: int, answer: Sequence[int] = ())
     )
 
 
-def test_what_requests_share_is_counted_by_hand() -> None:
+def test_shared_blocks_agree_with_a_count_by_hand() -> None:
     jobs = [
         make_job([1, 2, 3], 30, answer=[4]),
         make_job([1, 2, 3], 30),  # its last token is in block 3
@@ -285,7 +287,7 @@ def test_what_requests_share_is_counted_by_hand() -> None:
     assert reuse_ceiling_tokens(known) == 10 * (2 + 2 + 1 + 1)
 
 
-def test_a_workload_that_nobody_can_run_is_refused() -> None:
+def test_a_workload_that_no_worker_can_run_is_refused() -> None:
     kind = machine(WorkerGroup(2, "llama-3.1-8b-h100", max_model_tokens=20), 10)
     known = know([make_job([1, 2, 3], 30)], Chainer(10, 10).chain, 10, kind.sequence_tokens)
     with pytest.raises(ValueError, match="no request of the workload can run"):

@@ -134,7 +134,7 @@ def test_no_replay_beats_a_bound(
     check_each(result, known, kinds, 500_000)
 
 
-def test_the_bounds_are_met_where_nobody_meets_anybody() -> None:
+def test_requests_that_never_overlap_meet_the_bounds() -> None:
     jobs = [_job(10_000_000_000 * n, 100 + 16 * n, 20, [], []) for n in range(5)]
     setup = setup_of("round_robin", WorkerGroup(2, "llama-3.1-8b-h100"))
     _, _, bounds = bounds_of(jobs, setup)

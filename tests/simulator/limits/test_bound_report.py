@@ -63,7 +63,7 @@ def report_of(jobs: list[Job], setup: Setup, policies: list[str], **more: Any) -
     policy=st.sampled_from(["round_robin", "kv_load", "hybrid"]),
     kv_tokens=st.sampled_from([4000, None]),
 )
-def test_served_without_a_router_is_what_the_replay_gave(
+def test_serving_the_replays_placements_without_a_router_gives_its_times(
     seed: int, policy: str, kv_tokens: int | None
 ) -> None:
     jobs = burst(40, seed)
@@ -93,7 +93,7 @@ def test_served_without_a_router_is_what_the_replay_gave(
             assert [one.hit_tokens for one in served] == table.hit_tokens[rows].tolist()
 
 
-def test_placed_repeats_another_run_bit_for_bit() -> None:
+def test_the_placed_policy_repeats_another_run_bit_for_bit() -> None:
     jobs = burst(40)
     first = run(jobs, setup_of("hybrid", world=ASIDE)).table
     again = run(jobs, setup_of(placed_spec(first.worker.tolist()), world=ASIDE)).table
@@ -101,7 +101,7 @@ def test_placed_repeats_another_run_bit_for_bit() -> None:
         assert np.array_equal(getattr(first, name), getattr(again, name)), name
 
 
-def test_placed_leaves_the_rest_to_another_policy() -> None:
+def test_the_placed_policy_leaves_other_requests_to_another_policy() -> None:
     jobs = burst(12)
     table = run(jobs, setup_of(placed_spec([1, 1, -1, 9], "round_robin"))).table
     # There is no worker 9; from the third request on, it is round robin by arrival number.
@@ -117,7 +117,7 @@ def test_a_bad_assignment_is_refused(query: str, message: str) -> None:
         load(f"simulator.limits.partition:Placed?{query}")
 
 
-def test_what_was_warmed_is_found() -> None:
+def test_a_warmed_cache_is_hit() -> None:
     kind = replace(machine(pool(), BLOCK), blocks=2000)
     engine = new_worker(kind)
     chain = np.arange(1, 101, dtype=np.uint64)
@@ -138,7 +138,7 @@ def test_requests_that_share_more_than_a_trunk_stay_together() -> None:
     assert groups(known_of(named), 2) == [n % 7 for n in range(60)]
 
 
-def test_a_partition_keeps_groups_whole_and_work_even() -> None:
+def test_a_partition_keeps_groups_together_and_balances_the_work() -> None:
     jobs = [Job(n, 1600, 10, np.zeros(0, dtype=np.uint64), session=f"s{n % 8}") for n in range(80)]
     kind = machine(pool(4), BLOCK)
     homes = partition(known_of(jobs), [kind])
@@ -149,7 +149,7 @@ def test_a_partition_keeps_groups_whole_and_work_even() -> None:
 # --- The report ---------------------------------------------------------------------------------
 
 
-def test_a_report_adds_up() -> None:
+def test_the_losses_of_a_report_add_up_to_its_distance_from_the_bound() -> None:
     jobs = burst(60)
     setup = setup_of("hybrid", pool(2, kv_tokens=6000), world=ASIDE)
     told: list[str] = []
@@ -175,7 +175,7 @@ def test_a_report_adds_up() -> None:
     assert report == report_of(jobs, setup, ["kv_prefix", "hybrid"])
 
 
-def test_each_effect_shows_where_it_is_the_only_one() -> None:
+def test_each_effect_is_measured_in_a_workload_with_that_effect_only() -> None:
     def lost(jobs: list[Job], setup: Setup, policy: str) -> dict[str, float]:
         (*_, one) = report_of(jobs, setup, [policy]).distances
         return {loss.name: loss.ttft_ms for loss in one.losses}
@@ -209,13 +209,13 @@ def test_each_effect_shows_where_it_is_the_only_one() -> None:
         ({"groups": (WorkerGroup(1, "llama-3.1-8b-h100", kv_tokens=64),)}, "no request .* more KV"),
     ],
 )
-def test_what_has_no_bound_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_setup_without_a_bound_is_refused(change: dict[str, object], message: str) -> None:
     setup = msgspec.structs.replace(setup_of(), **change)
     with pytest.raises(BoundError, match=message):
         report_of(burst(5), setup, ["hybrid"])
 
 
-def test_who_turns_requests_away_is_not_compared() -> None:
+def test_a_policy_that_rejects_requests_is_not_compared() -> None:
     jobs = [*burst(4), job(50.0, 3000, 10, 0, 99), job(60.0, 20_000, 10, 0, 100)]
     setup = setup_of("round_robin", pool(1, kv_tokens=4000), pool(1, kv_tokens=2000))
     report = report_of(jobs, setup, ["kv_load"])
@@ -227,7 +227,7 @@ def test_who_turns_requests_away_is_not_compared() -> None:
         assert bool(one.losses) == complete
 
 
-def test_gap_and_regret_by_hand() -> None:
+def test_gap_and_regret_agree_with_a_computation_by_hand() -> None:
     assert gap_percent(30.0, 50.0, 10.0) == 50.0
     assert gap_percent(None, 50.0, 10.0) is None
     assert gap_percent(10.0, 10.0, 10.0) is None

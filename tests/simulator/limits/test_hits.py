@@ -34,7 +34,7 @@ def make_job(ids: Sequence[int], prompt_tokens: int, at_s: float = 0.0) -> Job:
     )
 
 
-def test_three_rates_by_hand() -> None:
+def test_three_hit_rates_agree_with_a_computation_by_hand() -> None:
     jobs = [make_job([1, 2], 20), make_job([1, 2], 20), make_job([1, 3, 4], 25), make_job([], 5)]
     (row,) = hits(jobs, block_tokens=10, workers=1, kv_tokens=None, rules=["ideal"])
     assert row.hit_rate_tokens == pytest.approx(30 / 70)
@@ -51,14 +51,14 @@ def test_a_partial_last_block_saves_no_tokens() -> None:
     assert row.hit_rate_requests == pytest.approx(1 / 2)
 
 
-def test_one_cache_is_of_one_worker_or_of_all() -> None:
+def test_single_lru_has_one_workers_cache_and_pooled_lru_all_caches() -> None:
     jobs = [make_job([1], 10), make_job([2], 10), make_job([1], 10)]
     rows = hits(jobs, block_tokens=10, workers=2, kv_tokens=10, rules=["single_lru", "pooled_lru"])
     assert [(row.workers, row.kv_tokens) for row in rows] == [(1, 10), (1, 20)]
     assert [row.hit_rate_tokens for row in rows] == [0.0, pytest.approx(1 / 3)]
 
 
-def test_bounded_leaves_a_worker_that_had_too_much() -> None:
+def test_the_bounded_rule_leaves_an_overloaded_worker() -> None:
     jobs = [make_job([1, 100 + n], 20) for n in range(6)]
     greedy, bounded = hits(
         jobs, block_tokens=10, workers=2, kv_tokens=None, rules=["greedy", "bounded"]
@@ -72,7 +72,7 @@ def test_bounded_leaves_a_worker_that_had_too_much() -> None:
     assert row.load_skew == pytest.approx(2.0)
 
 
-def test_no_jobs_is_a_row_of_zeros() -> None:
+def test_no_requests_give_rows_of_zeros() -> None:
     rows = hits([], block_tokens=16, workers=2, kv_tokens=64)
     assert [row.rule for row in rows] == list(RULES)
     assert all(row.hit_rate_tokens == 0.0 and row.load_skew == 1.0 for row in rows)
@@ -101,7 +101,7 @@ CHAINS = st.lists(st.integers(0, 9), min_size=0, max_size=6, unique=True)
     st.lists(st.tuples(st.integers(0, 3), CHAINS), max_size=40),
     st.one_of(st.none(), st.integers(1, 8)),
 )
-def test_holders_say_what_every_cache_says(
+def test_holders_agree_with_separate_lru_caches(
     history: list[tuple[int, list[int]]], capacity: int | None
 ) -> None:
     plain = [LruCache(capacity) for _ in range(4)]
@@ -131,7 +131,9 @@ class ListCache:
 
 @settings(max_examples=examples(100))
 @given(st.lists(CHAINS, max_size=30), st.one_of(st.none(), st.integers(1, 8)))
-def test_a_cache_is_least_recently_used(chains: list[list[int]], capacity: int | None) -> None:
+def test_an_lru_cache_agrees_with_a_plain_list(
+    chains: list[list[int]], capacity: int | None
+) -> None:
     cache, plain = LruCache(capacity), ListCache(capacity)
     for ids in chains:
         expected = next((n for n, block in enumerate(ids) if block not in plain.ids), len(ids))
@@ -219,12 +221,12 @@ def check_tables(name: str, every: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_part_of_the_published_tables(name: str) -> None:
+def test_a_third_of_the_published_cells_is_reproduced(name: str) -> None:
     """A third of the published cells, with small and large caches, are met to the printed digit."""
     check_tables(name, every=3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [*SMALL, CODING])
-def test_the_published_tables(name: str) -> None:
+def test_the_published_tables_are_reproduced(name: str) -> None:
     check_tables(name)

@@ -28,7 +28,7 @@ OURS = ("hybrid", "warmset")
 Calls = list[tuple[str, str, int, int]]  # workload, policy, workers, requests
 
 
-def test_the_agents_do_not_fit_into_the_caches() -> None:
+def test_the_demos_agents_exceed_the_caches() -> None:
     act = acts()[2]
     room = act.workers * ((act.kv_tokens or 0) - 10_000)
     talks = [turns for _, turns in sessions(open_jobs(act.spec, demo.SEED).jobs)]
@@ -38,7 +38,7 @@ def test_the_agents_do_not_fit_into_the_caches() -> None:
     assert sum(turns[-1].prompt_tokens - 10_000 for turns in begun) > 0.9 * room
 
 
-def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
+def test_a_replay_shown_as_a_run_keeps_its_figures() -> None:
     part = acts()[0]
     part = replace(part, spec=msgspec.structs.replace(part.spec, requests=60))
     result = replay(part.setup("hybrid"))
@@ -54,7 +54,7 @@ def test_a_replay_as_a_run_has_the_figures_of_the_replay() -> None:
     assert found.samples is result.samples
 
 
-def test_the_report_says_whether_roles_would_pay() -> None:
+def test_the_demo_report_shows_whether_disaggregation_pays() -> None:
     section = split_front(acts()[1].spec)
     (picture,) = section.pictures
     assert picture.svg.count("<path") > 10
@@ -63,7 +63,7 @@ def test_the_report_says_whether_roles_would_pay() -> None:
     assert split_front(one).pictures
 
 
-async def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_trace_names_it(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.jsonl"):
         await run_demo(tmp_path, Console(file=io.StringIO()), trace=tmp_path / "none.jsonl")
 
@@ -103,7 +103,7 @@ async def demonstrated(out: Path, quick: bool = False) -> tuple[demo.DemoRuns, s
     return await run_demo(out, Console(file=text, width=300), quick), text.getvalue()
 
 
-async def test_it_reports_every_run_and_what_they_show(
+async def test_the_demo_reports_every_run_and_its_claims(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "BUSY_SHARE", 0.0)
@@ -125,7 +125,7 @@ async def test_it_reports_every_run_and_what_they_show(
     assert "<html" in (tmp_path / "report.html").read_text()
 
 
-async def test_a_busy_machine_does_less_and_says_so(
+async def test_the_demo_runs_less_on_a_busy_machine_and_reports_that(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "BUSY_SHARE", float("inf"))
@@ -137,7 +137,7 @@ async def test_a_busy_machine_does_less_and_says_so(
     assert "was left out" in (tmp_path / "report.html").read_text()
 
 
-async def test_it_ends_in_time_whatever_the_machine_does(
+async def test_the_demo_ends_in_time_on_a_slow_machine(
     calls: Calls, unpainted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "LIMIT_S", -1.0)
@@ -147,7 +147,7 @@ async def test_it_ends_in_time_whatever_the_machine_does(
     assert len(json.loads((tmp_path / "report.json").read_bytes())["results"]) == 10
 
 
-async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
+async def test_leftovers_after_a_run_are_shown_and_make_the_demo_unsound(
     calls: Calls, unpainted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_up = demo.run_scenario

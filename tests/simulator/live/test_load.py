@@ -50,7 +50,7 @@ async def test_open_loop_sends_every_row_once_at_its_time() -> None:
     assert all(o.ttft_ms is not None and 0 < o.ttft_ms <= o.e2e_ms for o in outcomes)
 
 
-def test_times_are_finer_than_the_loops_own_clock() -> None:
+def test_times_are_finer_than_the_event_loops_clock() -> None:
     async def measure() -> list[Outcome]:
         async with serve(Endpoint()) as endpoint:
             return await loaded(endpoint, workload(20), concurrency=1)
@@ -80,7 +80,7 @@ async def test_open_loop_does_not_wait_for_answers() -> None:
     assert all(o.ttft_ms is not None and o.ttft_ms >= 190 for o in outcomes)
 
 
-async def test_a_full_generator_is_late_and_says_so() -> None:
+async def test_a_full_load_generator_reports_its_lateness() -> None:
     async with serve(Endpoint(gap_s=0.05)) as endpoint:
         outcomes = await loaded(endpoint, workload(4, output_tokens=1), max_in_flight=1)
     assert endpoint.running_max == 1
@@ -116,7 +116,7 @@ def talks(ends_s: float, pause_s: float = 0.05) -> Workload:
     return Workload("talks", tuple(sorted(jobs, key=lambda j: j.at_ns)), 64, "test", ends_s)
 
 
-async def test_a_turn_of_a_session_follows_the_answer_before_it() -> None:
+async def test_a_turn_of_a_session_follows_the_previous_answer() -> None:
     async with serve(Endpoint(gap_s=0.02)) as endpoint:
         outcomes = await loaded(endpoint, talks(ends_s=30.0))
     assert Counter(endpoint.sessions) == {"a": 4, "b": 4, "c": 4, None: 1}
@@ -174,7 +174,7 @@ async def test_a_silent_endpoint_times_out() -> None:
     assert "Timeout" in (outcomes[0].error or "")
 
 
-async def test_nobody_listening_is_a_failure_not_an_exception() -> None:
+async def test_an_unreachable_endpoint_is_a_failure_not_an_exception() -> None:
     outcomes: list[Outcome] = []
     async with serve(Endpoint()) as endpoint:
         url = endpoint.url

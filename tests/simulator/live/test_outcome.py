@@ -13,13 +13,13 @@ from simulator.live.outcome import LiveVerdict, TimeSpread, as_report, hot_share
 from tests.simulator.made_up import WORKERS, counters, demo_runs, outcome, run
 
 
-def test_spread_interpolates_and_is_empty_for_nothing() -> None:
+def test_spread_interpolates_and_is_empty_without_values() -> None:
     assert spread([]) == TimeSpread(None, None, None, None)
     assert spread([5.0]) == TimeSpread(5.0, 5.0, 5.0, 5.0)
     assert spread([float(v) for v in range(101)]) == TimeSpread(50.0, 50.0, 90.0, 99.0)
 
 
-def test_a_row_adds_up() -> None:
+def test_a_row_sums_up_its_outcomes() -> None:
     outcomes = [
         outcome(0, worker="a", ttft_ms=100.0, e2e_ms=1000.0, scheduled_s=0.0, sent_s=0.002),
         outcome(1, worker="a", ttft_ms=300.0, e2e_ms=3000.0, scheduled_s=1.0, sent_s=1.0),
@@ -48,7 +48,7 @@ def test_a_row_adds_up() -> None:
     assert row.generator_late_ms.mean == pytest.approx(1.0)
 
 
-def test_a_good_answer_is_in_time_at_both_ends_and_turns_are_told_apart() -> None:
+def test_good_answers_keep_both_limits_and_first_turns_are_separate() -> None:
     outcomes = [
         outcome(0, turn=0, ttft_ms=1000.0, itl_ms=25.0),  # in model time: on both limits
         outcome(1, turn=1, ttft_ms=1001.0, itl_ms=1.0),
@@ -64,7 +64,7 @@ def test_a_good_answer_is_in_time_at_both_ends_and_turns_are_told_apart() -> Non
     assert open_loop.new_ttft_ms == open_loop.continuation_ttft_ms == spread([])
 
 
-def test_nothing_measured_is_null_not_zero() -> None:
+def test_figures_without_measurements_are_null_not_zero() -> None:
     row = summarize("p", "w", [])
     assert row.requests == 0
     assert row.ttft_ms.mean is None
@@ -73,7 +73,7 @@ def test_nothing_measured_is_null_not_zero() -> None:
     assert row.load_skew is None
 
 
-def test_the_report_has_its_keys() -> None:
+def test_the_json_report_has_its_keys() -> None:
     report = json.loads(as_report([demo_runs()[0].row], machine="m"))
     assert report["machine"] == "m"
     row = report["results"][0]
@@ -85,7 +85,7 @@ def test_the_report_has_its_keys() -> None:
     assert len(row["requests_per_worker"]) == 8
 
 
-def test_claims_hold_on_runs_that_show_them() -> None:
+def test_claims_hold_for_runs_that_support_them() -> None:
     rows = [run.row for run in demo_runs()]
     found = claims(rows)
     assert len(found) == 8
@@ -93,7 +93,7 @@ def test_claims_hold_on_runs_that_show_them() -> None:
     assert hot_share(rows[1]) == 1.0
 
 
-def test_claims_fail_where_the_figures_do() -> None:
+def test_claims_fail_for_runs_that_do_not_support_them() -> None:
     even = [run(policy).row for policy in ("round_robin", "kv_prefix", "hybrid")]
     assert [claim.holds for claim in claims(even)] == [False, False, True, True]
     same = [run(policy, "conversation").row for policy in ("round_robin", "hybrid")]
@@ -106,7 +106,7 @@ def test_claims_fail_where_the_figures_do() -> None:
     assert claims([]) == []
 
 
-def test_the_price_of_waiting_is_the_figure_that_grew_most() -> None:
+def test_the_cost_of_waiting_is_the_figure_that_grew_most() -> None:
     """The price of waiting is the figure that grew most, because the mean of first turns may stay
     while the longest waits grow.
     """
@@ -132,7 +132,7 @@ def test_the_price_of_waiting_is_the_figure_that_grew_most() -> None:
     assert "It has no price here" in claims([full, free])[0].text
 
 
-def test_late_is_never_negative() -> None:
+def test_lateness_is_never_negative() -> None:
     early = replace(outcome(0), scheduled_s=1.0, sent_s=0.9)
     assert early.late_ms == 0.0
     assert WORKERS[0] == early.worker

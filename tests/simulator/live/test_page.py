@@ -30,7 +30,7 @@ from tests.simulator.made_up import counters, demo_runs, outcome
 from tests.simulator.seen_page import Seen
 
 
-def test_the_page_holds_every_row_and_stands_alone() -> None:
+def test_the_page_has_every_row_and_loads_nothing_else() -> None:
     runs = demo_runs()
     rows = [run.row for run in runs]
     page = render_page(runs, [], claims(rows), ["a <note>"])
@@ -65,7 +65,7 @@ def live_page(workers: list[str | None]) -> tuple[str, Seen]:
     return page, seen
 
 
-def test_an_endpoint_that_names_no_worker_has_no_panels_of_them() -> None:
+def test_the_page_has_no_worker_panels_if_the_endpoint_names_no_workers() -> None:
     page, seen = live_page([None] * 20)
     assert "does not name its workers" in page
     assert [image["alt"][:6] for image in seen.images if image["alt"]] == ["Curves"]
@@ -78,7 +78,7 @@ def test_an_endpoint_that_names_no_worker_has_no_panels_of_them() -> None:
     assert [len(row) for row in seen.rows] == [10, 10]
 
 
-def test_named_workers_without_counters_show_who_got_what() -> None:
+def test_named_workers_without_counters_show_their_requests() -> None:
     page, seen = live_page(["w0", "w1"] * 10)
     assert "Busiest worker 50% of requests" in page
     assert len(seen.images) == 2
@@ -93,7 +93,7 @@ def test_a_logarithmic_axis_has_two_labels_at_least(low: float, factor: float) -
     assert 2 <= len(log_labels(steps)) <= 14
 
 
-def test_labels_are_round() -> None:
+def test_axis_labels_are_round() -> None:
     assert log_labels(log_steps(0.0061, 0.0079)) == [0.005, 0.01]
     assert log_labels(log_steps(0.01, 0.01)) == [0.01, 0.02]
     assert log_labels(log_steps(0.03, 0.3)) == [0.02, 0.05, 0.1, 0.2, 0.5]
@@ -121,7 +121,7 @@ def test_busy_shares_are_the_growth_between_samples() -> None:
     assert pool_samples(samples[:1], 1.0).busy_share.size == 0
 
 
-def test_waits_are_means_by_arrival_in_model_time() -> None:
+def test_waits_are_means_by_arrival_time_in_model_time() -> None:
     outcomes = (
         outcome(0, scheduled_s=0.0, ttft_ms=1_000.0, turn=0),
         outcome(1, scheduled_s=1.0, ttft_ms=3_000.0, turn=1),
@@ -142,7 +142,7 @@ def made_of(outcomes: tuple[Outcome, ...], speed: float = 1.0) -> RunResult:
     return RunResult(row, outcomes, pool_samples([], speed), row.workers, ())
 
 
-def test_hits_grow_from_the_first_sample_on() -> None:
+def test_hits_are_counted_from_the_first_sample() -> None:
     samples = [
         Sample(0.5 * n, (counters(hit_tokens=100 + 10 * n, query_tokens=200 + 20 * n), counters()))
         for n in range(5)
@@ -153,7 +153,7 @@ def test_hits_grow_from_the_first_sample_on() -> None:
     assert pool_samples([], 1.0).hit_tokens.size == 0
 
 
-def test_pictures_of_nothing_are_still_pictures() -> None:
+def test_plots_without_data_are_valid() -> None:
     lost = outcome(0, worker=None, verdict=LiveVerdict.FAILED, ttft_ms=None)
     pictures = (
         share_plot(*worker_counts(made_of((lost,)))),
@@ -166,7 +166,7 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
     assert all(re.fullmatch(r"#[0-9a-f]{8}", colour) for colour in busy_scale())
 
 
-def test_the_console_shows_every_run_and_every_loss() -> None:
+def test_the_console_shows_every_run_and_every_failure() -> None:
     console = Console(record=True, width=80, force_terminal=False)
     rows = [run.row for run in demo_runs()]
     with LoadBoard(console, 1) as board:

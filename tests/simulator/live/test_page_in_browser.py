@@ -39,7 +39,7 @@ def comparison(folder: Path) -> str:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("page", [demo_page, comparison])
-def test_the_page_fits_its_window_and_needs_nothing_from_outside(
+def test_the_page_fits_its_window_and_loads_no_external_resources(
     tmp_path: Path, page: Callable[[Path], str]
 ) -> None:
     html = page(tmp_path)

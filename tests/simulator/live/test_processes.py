@@ -82,7 +82,7 @@ async def test_programs_end_when_the_block_fails(
     assert not alive(pids[0])
 
 
-async def test_a_program_that_will_not_end_is_killed(module: Module, tmp_path: Path) -> None:
+async def test_a_program_that_ignores_termination_is_killed(module: Module, tmp_path: Path) -> None:
     name = module(STUBBORN)
     async with Programs(tmp_path, grace_s=0.2) as programs:
         pid = (await programs.start("p", name, [])).process.pid
@@ -117,7 +117,7 @@ async def test_a_program_that_dies_shows_its_log(module: Module, tmp_path: Path)
     assert "router ended with status 3" in str(caught.value)
 
 
-async def test_a_program_that_says_nothing_is_given_up(module: Module, tmp_path: Path) -> None:
+async def test_a_program_without_a_ready_line_times_out(module: Module, tmp_path: Path) -> None:
     name = module(MUTE)
     async with Programs(tmp_path, start_s=0.3) as programs:
         with pytest.raises(StartError, match=r"not ready after 0\.3 s"):

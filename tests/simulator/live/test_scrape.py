@@ -30,7 +30,7 @@ warmroute_engine_steps_total 7
 """
 
 
-def test_series_of_one_name_are_added() -> None:
+def test_series_of_one_name_are_summed() -> None:
     counters = worker_counters(metric_totals(PAGE))
     assert counters.running == 5
     assert counters.hit_tokens == 1200
@@ -39,7 +39,7 @@ def test_series_of_one_name_are_added() -> None:
     assert counters.waiting == 0
 
 
-def test_agrees_with_the_prometheus_client() -> None:
+def test_metric_totals_agree_with_the_prometheus_client() -> None:
     registry = CollectorRegistry()
     Gauge("load", "load", ["worker"], registry=registry).labels("a").set(2)
     Counter("done", "done", registry=registry).inc(5)
@@ -50,12 +50,12 @@ def test_agrees_with_the_prometheus_client() -> None:
     assert totals["wait_count"] == 1
 
 
-def test_garbage_is_refused() -> None:
+def test_a_page_that_is_not_metrics_is_refused() -> None:
     with pytest.raises(ValueError):
         metric_totals("<html>not metrics</html>")
 
 
-async def test_over_http() -> None:
+async def test_counters_are_scraped_over_http() -> None:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=PAGE)
 

@@ -33,7 +33,7 @@ def children_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "launch", really_start)
 
 
-async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_run_counts_each_request_once_and_leaves_none_in_flight(tmp_path: Path) -> None:
     work = shared_prompt(24, 600, 70, 6, 40.0)
     settings = StackSettings("round_robin", workers=2, speed=2.0)
     seen: list[Outcome] = []
@@ -53,7 +53,7 @@ async def test_a_run_counts_everything_once_and_leaves_nothing(tmp_path: Path) -
     assert row.hit_rate_tokens == pytest.approx(cached / (24 * 670), abs=1e-4)
 
 
-async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> None:
+async def test_the_error_of_a_run_names_the_worker_that_died(tmp_path: Path) -> None:
     work = shared_prompt(60, 600, 70, 6, 10.0)
     settings = StackSettings("round_robin", workers=2)
     killed: list[int] = []
@@ -88,7 +88,7 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-async def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
+async def test_the_error_of_a_stack_that_cannot_start_names_the_reason(tmp_path: Path) -> None:
     work = shared_prompt(2, 60, 7, 2, 10.0)
     settings = StackSettings("round_robin", workers=1, profile="abacus")
     with pytest.raises(StartError, match="abacus"):
@@ -123,7 +123,7 @@ async def expected_hit_tokens(line: str) -> int:
         return int(decision_in(reply.headers["x-warmroute-explain"])["expected_hit_tokens"])
 
 
-async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -> None:
+async def test_the_stack_prints_a_working_request_and_keeps_running(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         # SIGINT ignored, as a shell without job control leaves it to its background.
         *("sh", "-c", """trap '' INT; exec "$@" """, "sh"),

@@ -18,7 +18,7 @@ TOKEN = b'data: {"choices":[{"text":" t1"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def test_times_of_first_token_and_gaps() -> None:
+def test_the_meter_measures_first_token_and_gaps() -> None:
     meter = StreamMeter()
     meter.feed(b": ping\n\n", 0.5)
     assert meter.first_s is None
@@ -31,7 +31,7 @@ def test_times_of_first_token_and_gaps() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), tokens=st.integers(1, 40), usage=st.booleans())
-def test_any_split_gives_the_same(seed: int, tokens: int, usage: bool) -> None:
+def test_any_split_of_a_stream_gives_the_same_result(seed: int, tokens: int, usage: bool) -> None:
     stream = TOKEN * tokens + (USAGE if usage else b"") + DONE
     random = Random(seed)
     meter, start = StreamMeter(), 0
@@ -55,7 +55,7 @@ def test_any_split_gives_the_same(seed: int, tokens: int, usage: bool) -> None:
         (b'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n' + DONE, "no token"),
     ],
 )
-def test_what_is_not_a_whole_answer_is_said(stream: bytes, said: str) -> None:
+def test_an_incomplete_answer_is_reported(stream: bytes, said: str) -> None:
     meter = StreamMeter()
     meter.feed(stream, 1.0)
     error = meter.finish()[2]
@@ -63,7 +63,7 @@ def test_what_is_not_a_whole_answer_is_said(stream: bytes, said: str) -> None:
     assert said in error
 
 
-def test_memory_is_bounded() -> None:
+def test_the_meters_memory_is_bounded() -> None:
     meter = StreamMeter()
     for _ in range(200):
         meter.feed(TOKEN * 100, 1.0)

@@ -8,7 +8,7 @@ from simulator.live.load import Workload, WorkloadError, opened
 from simulator.traces.spec import WorkloadSpec
 
 
-def test_a_source_is_held_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_with_too_many_or_no_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = WorkloadSpec("gen:vllm?requests=50&rate=10")
     workload = opened(spec, "prefixes", "test")
     assert len(workload.jobs) == 50

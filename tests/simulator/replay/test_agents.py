@@ -86,7 +86,7 @@ def test_sub_agents_start_after_the_answer_and_their_parent_waits() -> None:
     ]
 
 
-def test_a_whole_replay_keeps_to_it_and_an_open_loop_does_not() -> None:
+def test_a_closed_loop_waits_for_sub_agents_and_an_open_loop_does_not() -> None:
     table = run(family(), setup_of(closed_loop=True)).table
     assert len(table) == 7
     first, (last, *_) = (
@@ -101,7 +101,7 @@ def test_a_whole_replay_keeps_to_it_and_an_open_loop_does_not() -> None:
     assert opened.arrival_ns.tolist() == [one.at_ns for one in family()]
 
 
-def test_who_is_missing_holds_up_nothing() -> None:
+def test_missing_agents_and_parents_delay_no_request() -> None:
     whole = family()
     without_agents = [one for one in whole if one.parent is None]
     assert len(played(without_agents, dict.fromkeys(range(7), MS))) == 4
@@ -110,7 +110,7 @@ def test_who_is_missing_holds_up_nothing() -> None:
     assert [at_ns // MS for at_ns, _, _ in told] == [10, 10, 12, 13]
 
 
-def test_clients_can_send_a_key_for_the_group_or_nothing() -> None:
+def test_clients_can_send_one_key_for_their_group_or_none() -> None:
     tables = {
         ids: run(family(), setup_of("hybrid", world=World(client_ids=ids))).table
         for ids in get_args(ClientIds)
@@ -121,7 +121,9 @@ def test_clients_can_send_a_key_for_the_group_or_nothing() -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 8), most=st.integers(1, 4))
-def test_every_request_comes_once_and_when_it_may(seed: int, count: int, most: int) -> None:
+def test_every_request_of_an_agent_family_comes_once_and_in_order(
+    seed: int, count: int, most: int
+) -> None:
     """In random families of agents, every request comes exactly once, at its time. Some parents are
     missing or come later, and some names belong to no session.
     """

@@ -26,7 +26,7 @@ HERE = "tests.live.bad_policies"
         *(("nan", "nan"), ("too_long", "shape")),
     ],
 )
-def test_the_replay_ends_with_the_policys_name(name: str, kind: str) -> None:
+def test_the_error_of_a_failing_policy_names_the_policy(name: str, kind: str) -> None:
     policy = f"{HERE}:{name}"
     with pytest.raises(PolicyFaultError, match=f"policy {policy} failed") as caught:
         run(steady(10, 20.0), setup=setup_of(policy, pool(2)))
@@ -35,7 +35,7 @@ def test_the_replay_ends_with_the_policys_name(name: str, kind: str) -> None:
     assert (again.policy, again.kind, str(again)) == (policy, kind, str(caught.value))
 
 
-def test_no_policy_is_slow_on_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_sleeps_is_not_slow_in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     result = run(steady(10, 20.0), setup=setup_of(f"{HERE}:sleeps", pool(2)))
@@ -43,7 +43,7 @@ def test_no_policy_is_slow_on_virtual_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.policy == f"{HERE}:sleeps"
 
 
-def test_the_command_says_where_it_failed(capfd: Any) -> None:
+def test_the_command_prints_where_the_policy_failed(capfd: Any) -> None:
     arguments = ["replay", str(SAMPLE), "--workers", "2", "--policy", f"{HERE}:raises"]
     assert main(arguments) == 1
     told = capfd.readouterr().err

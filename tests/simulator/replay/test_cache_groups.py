@@ -28,7 +28,7 @@ def hybrid(
     return setup_of(policy, pool(count, cache_groups=groups, **more), world=world)
 
 
-def test_a_shared_beginning_is_found_by_the_third_request() -> None:
+def test_a_shared_prefix_is_hit_from_the_third_request_on() -> None:
     """Workers find a shared beginning from the third request on, as vLLM does, and a router that
     follows the cache groups expects it.
     """
@@ -39,7 +39,7 @@ def test_a_shared_beginning_is_found_by_the_third_request() -> None:
     assert result.table.expected_hit_tokens.tolist() == [0, 0, 1_184, 1_184, 1_184]
 
 
-def test_without_groups_nothing_changes() -> None:
+def test_empty_cache_groups_change_nothing() -> None:
     """An empty `cache_groups` changes nothing, not even the hash of a set-up or of a report."""
     jobs = [job(0, 600, 3, trunk=1), job(50, 600, 3, trunk=1)]
     plain = setup_of("hybrid", pool(2))
@@ -49,7 +49,7 @@ def test_without_groups_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_requests_alone_find_what_is_expected(groups: str) -> None:
+def test_sequential_requests_hit_exactly_the_expected_tokens(groups: str) -> None:
     """Requests that run alone find as much cached as the router expected. The caches are small and
     evict, prompts are cut and continued, and batches of events get lost.
     """
@@ -73,7 +73,9 @@ def test_requests_alone_find_what_is_expected(groups: str) -> None:
         ({"kv_tokens": 100}, " .*: windows and states of one request take 9 blocks of 16 tokens"),
     ],
 )
-def test_groups_that_cannot_be_are_refused_by_name(more: dict[str, Any], said: str) -> None:
+def test_the_error_for_impossible_cache_groups_names_the_field(
+    more: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ReplayError, match=rf"groups\[0\]{said}"):
         run([job(0, 100, 1)], hybrid(**more))
 
@@ -84,6 +86,8 @@ def test_groups_that_cannot_be_are_refused_by_name(more: dict[str, Any], said: s
     groups=st.sampled_from(GROUPS),
     loss=st.sampled_from((0.0, 0.3)),
 )
-def test_plain_and_native_workers_give_one_result(requests: Any, groups: str, loss: float) -> None:
+def test_python_and_native_workers_give_the_same_result(
+    requests: Any, groups: str, loss: float
+) -> None:
     setup = hybrid(count=2, groups=groups, kv_tokens=1_600, world=World(event_loss=loss))
     assert_twins_agree(requests, setup)

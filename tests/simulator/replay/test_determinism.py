@@ -51,7 +51,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return hashed(tmp_path_factory.mktemp("first"))
 
 
-def test_fresh_processes_and_other_orders_of_sets_agree(
+def test_results_do_not_depend_on_the_process_or_the_hash_seed(
     first: dict[str, Any], tmp_path: Path
 ) -> None:
     hashes = first["hashes"]
@@ -61,7 +61,9 @@ def test_fresh_processes_and_other_orders_of_sets_agree(
 
 
 @pytest.mark.full  # `make test-native` compares replays under each BLAS kernel
-def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: Path) -> None:
+def test_results_do_not_depend_on_vector_instructions(
+    first: dict[str, Any], tmp_path: Path
+) -> None:
     assert hashed(tmp_path, **without_vectors()) == first
 
 
@@ -100,7 +102,9 @@ def old_numpy(tmp_path: Path) -> tuple[str, Path]:
 
 
 @pytest.mark.full
-def test_the_oldest_numpy_agrees(old_numpy: tuple[str, Path], tmp_path: Path) -> None:
+def test_the_oldest_numpy_gives_the_same_result(
+    old_numpy: tuple[str, Path], tmp_path: Path
+) -> None:
     version, folder = old_numpy
     searched = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     now, then = hashed(tmp_path, LONG), hashed(tmp_path, LONG, PYTHONPATH=searched)
@@ -120,7 +124,7 @@ def replayed(path: Path, source: Path, jobs: int, *more: str) -> dict[tuple[str,
 
 
 @pytest.mark.full
-def test_a_whole_trace_agrees_in_any_number_of_processes(tmp_path: Path) -> None:
+def test_a_whole_trace_gives_the_same_result_in_any_number_of_processes(tmp_path: Path) -> None:
     if not TOOLAGENT.exists():
         pytest.skip(f"{TOOLAGENT.name} does not lie beside the checkout")
     one = replayed(tmp_path / "one.json", TOOLAGENT, 1, "--speed", "2")
@@ -128,6 +132,6 @@ def test_a_whole_trace_agrees_in_any_number_of_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_long_replays_agree_too(tmp_path: Path) -> None:
+def test_long_replays_do_not_depend_on_hash_seed_or_vector_instructions(tmp_path: Path) -> None:
     long = hashed(tmp_path, LONG)
     assert hashed(tmp_path, LONG, PYTHONHASHSEED="77", **without_vectors()) == long

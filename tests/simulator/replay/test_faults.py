@@ -40,7 +40,7 @@ def sent(result: ReplayResult, worker: int, after_s: float = 0.0) -> int:
     return int(np.count_nonzero((table.worker == worker) & late))
 
 
-def test_a_death_costs_those_who_had_a_first_token_and_moves_the_others(faulty: Faulty) -> None:
+def test_a_death_fails_requests_with_a_first_token_and_moves_the_others(faulty: Faulty) -> None:
     jobs = steady(400, 10.0, prompt=6400, output=60)
     setup = setup_of("round_robin", pool(3))
     result = faulty(jobs, [{"at_s": 1.5, "worker": 1, "do": "die"}], setup)
@@ -69,7 +69,7 @@ def test_a_restarted_worker_serves_again_with_a_cold_cache(faulty: Faulty) -> No
     assert table.hit_tokens[first_back] == table.expected_hit_tokens[first_back] == 0
 
 
-def test_a_restart_nobody_saw_is_noticed_by_the_stream_that_begins_anew(faulty: Faulty) -> None:
+def test_a_restart_between_reports_is_noticed_by_restarted_event_numbers(faulty: Faulty) -> None:
     jobs = steady(200, 20.0)
     setup = setup_of("kv_prefix", world=World(report_every_ms=0.0))
     result = faulty(jobs, [{"at_s": 2, "worker": 0, "do": "restart"}], setup)
@@ -80,7 +80,7 @@ def test_a_restart_nobody_saw_is_noticed_by_the_stream_that_begins_anew(faulty: 
     assert np.array_equal(table.hit_tokens[late], table.expected_hit_tokens[late])
 
 
-def test_a_drained_worker_finishes_what_it_has_and_gets_no_more(faulty: Faulty) -> None:
+def test_a_drained_worker_finishes_its_requests_and_gets_no_more(faulty: Faulty) -> None:
     jobs = steady(200, 10.0, output=40)
     faults = [{"at_s": 1, "worker": 0, "do": "drain"}, {"at_s": 1.9, "worker": 0, "do": "die"}]
     result = faulty(jobs, faults, setup_of("round_robin"))
@@ -89,7 +89,7 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_no_more(faulty: Faulty) 
     assert sent(result, 0, after_s=1) == 0
 
 
-def test_one_that_joins_takes_its_share(faulty: Faulty) -> None:
+def test_a_worker_that_joins_takes_its_share(faulty: Faulty) -> None:
     jobs = steady(200, 10.0)
     result = faulty(jobs, [{"at_s": 1, "do": "join"}], setup_of("round_robin"))
     assert [total.name for total in result.workers] == ["w0", "w1", "w2"]
@@ -110,7 +110,7 @@ def test_a_slow_worker_takes_longer_and_recovers(faulty: Faulty) -> None:
     assert mean[2] < 2 * mean[0]
 
 
-def test_a_cleared_cache_is_cold_and_the_router_knows(faulty: Faulty) -> None:
+def test_the_router_knows_that_a_cleared_cache_is_cold(faulty: Faulty) -> None:
     jobs = [job(n * 1000.0, 640, 4, trunk=0, own=n + 1) for n in range(4)]
     clear = [{"at_s": 1.5, "worker": 0, "do": "clear"}]
     result = faulty(jobs, clear, setup_of("kv_prefix", pool(1)))
@@ -119,7 +119,7 @@ def test_a_cleared_cache_is_cold_and_the_router_knows(faulty: Faulty) -> None:
     assert result.table.expected_hit_tokens.tolist()[3] == 320
 
 
-def test_lost_events_are_asked_for_again(faulty: Faulty) -> None:
+def test_lost_events_are_requested_again(faulty: Faulty) -> None:
     jobs = steady(200, 20.0, prompt=1280)
     lose = [{"at_s": 1, "worker": 0, "do": "lose_events", "for_s": 0.5}]
     setup = setup_of("kv_prefix", pool(2, kv_tokens=8000))
@@ -140,7 +140,7 @@ def test_a_short_hang_only_delays(faulty: Faulty) -> None:
     assert late_ns[table.worker == 1].max() == 0
 
 
-def test_a_long_hang_is_noticed_and_the_silent_requests_move(faulty: Faulty) -> None:
+def test_requests_move_from_a_worker_that_hangs_for_long(faulty: Faulty) -> None:
     jobs = steady(600, 20.0, output=10)
     hang = [{"at_s": 1, "worker": 0, "do": "hang", "for_s": 9}]
     result = faulty(jobs, hang, setup_of("round_robin"))
@@ -152,7 +152,7 @@ def test_a_long_hang_is_noticed_and_the_silent_requests_move(faulty: Faulty) -> 
     assert sent(result, 0, after_s=11.1) > 0
 
 
-def test_a_worker_that_dies_while_it_hangs_breaks_off_what_waited(faulty: Faulty) -> None:
+def test_the_death_of_a_hanging_worker_ends_its_waiting_requests(faulty: Faulty) -> None:
     jobs = steady(200, 20.0, output=10)
     faults = [
         {"at_s": 1, "worker": 0, "do": "hang", "for_s": 5},
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_while_it_hangs_breaks_off_what_waited(faulty: Faulty
     assert (table.dispatched_ns[waited] > 2 * S).all()
 
 
-def test_with_everybody_dead_requests_are_turned_away(faulty: Faulty) -> None:
+def test_with_all_workers_dead_requests_are_rejected(faulty: Faulty) -> None:
     faults = [{"at_s": 0.5, "worker": worker, "do": "die"} for worker in (0, 1)]
     result = faulty(steady(200, 20.0), faults, setup_of("round_robin"))
     assert result.rejections["no_worker_available"] > 50
@@ -198,7 +198,9 @@ def test_with_everybody_dead_requests_are_turned_away(faulty: Faulty) -> None:
         ("die", r"\[0\]: expected keys"),
     ],
 )
-def test_a_wrong_item_is_refused_in_words(tmp_path: Path, item: Any, said: str) -> None:
+def test_the_error_for_a_wrong_fault_names_the_problem(
+    tmp_path: Path, item: Any, said: str
+) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(yaml.safe_dump([item]))
     with pytest.raises(ReplayError, match=said):
@@ -208,7 +210,7 @@ def test_a_wrong_item_is_refused_in_words(tmp_path: Path, item: Any, said: str) 
 @pytest.mark.parametrize(
     "text", ["{", "a: 1", "3", "\x00", "[" * 5000, "&a [*a]", "- {at_s: 1, at_s: 2}", "x" * 2**21]
 )
-def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_faults_file_that_is_not_a_list_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(text)
     with pytest.raises(ReplayError, match=r"faults\.yaml"):
@@ -219,7 +221,7 @@ def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
         read_faults("/dev/zero", 2, 1)
 
 
-def test_json_and_an_empty_file_are_read_too(tmp_path: Path) -> None:
+def test_json_and_empty_faults_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
     path.write_text('[{"at_s": 2, "worker": 2, "do": "die"}, {"at_s": 1.5, "do": "join"}]')
     faults = read_faults(str(path), 2, 1)

@@ -34,7 +34,7 @@ def hosted(policy: str = "hybrid", count: int = 1, **more: Any) -> Setup:
     return setup_of(policy, pool(count, **group), world=world)
 
 
-def test_a_prompt_from_host_memory_takes_its_load_and_the_rest_of_its_prefill() -> None:
+def test_a_hit_in_host_memory_costs_its_load_and_the_remaining_prefill() -> None:
     jobs = [job(0, 6_008, 1, trunk=1), job(5_000, 6_008, 1, trunk=2), job(9_000, 6_008, 1, trunk=1)]
     result = run(jobs, hosted(kv_tokens=6_016))  # one such prompt and no more
     table, size = result.table, result.block_size
@@ -72,7 +72,7 @@ def mean_ttft(result: ReplayResult) -> float:
 
 
 @pytest.mark.parametrize("policy", ["hybrid", "warmset"])
-def test_a_router_that_is_told_finds_what_lies_in_host_memory(policy: str) -> None:
+def test_a_router_with_host_events_uses_blocks_in_host_memory(policy: str) -> None:
     told = run(alternating(8), hosted(policy, count=2))
     blind = run(alternating(8), hosted(policy, count=2, world=World(host_events=False)))
     assert mean_ttft(told) < mean_ttft(blind)
@@ -91,7 +91,9 @@ def test_a_router_that_is_told_finds_what_lies_in_host_memory(policy: str) -> No
         ),
     ],
 )
-def test_a_tier_that_cannot_be_is_refused_by_name(more: dict[str, Any], said: str) -> None:
+def test_the_error_for_an_impossible_host_memory_names_the_field(
+    more: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ReplayError, match=rf"groups\[0\]{said}"):
         run([job(0, 100, 1)], hosted(**more))
 
@@ -103,7 +105,9 @@ def test_a_tier_that_cannot_be_is_refused_by_name(more: dict[str, Any], said: st
     gbps=st.sampled_from((0.5, 20.0, 1e5)),
     loss=st.sampled_from((0.0, 0.3)),
 )
-def test_plain_and_native_workers_give_one_result(requests, host_kv_tokens, gbps, loss) -> None:
+def test_python_and_native_workers_give_the_same_result(
+    requests, host_kv_tokens, gbps, loss
+) -> None:
     setup = setup_of(
         "hybrid",
         pool(2, kv_tokens=1_600, host_kv_tokens=host_kv_tokens, host_load_gbps=gbps),

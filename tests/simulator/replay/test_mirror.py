@@ -28,7 +28,7 @@ def visits(seed: int, count: int = 700) -> list[Job]:
 
 @pytest.mark.parametrize("policy", ["hybrid", "kv_prefix"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_hits_are_expected_where_they_are_found(policy: str, seed: int) -> None:
+def test_expected_hits_without_events_are_close_to_real_hits(policy: str, seed: int) -> None:
     setup = setup_of(policy, pool(2, kv_tokens=12_000), world=World(events=False))
     table = run(visits(seed), setup).table
     error = table.expected_hit_tokens.astype(np.int64) - table.hit_tokens

@@ -140,7 +140,7 @@ def test_every_request_has_exactly_one_end(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(JOBS, SETUPS, faults())
-def test_again_and_with_the_plain_engine_all_is_the_same(
+def test_a_repeated_replay_and_one_with_python_workers_are_identical(
     made: list[Job], setup: Setup, timeline: list[dict[str, Any]]
 ) -> None:
     one = replayed(made, setup, timeline)

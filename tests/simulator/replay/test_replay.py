@@ -25,7 +25,7 @@ def same(one: ReplayResult, other: ReplayResult) -> bool:
     )
 
 
-def test_one_request_takes_its_steps_and_the_network() -> None:
+def test_the_time_of_one_request_is_its_steps_and_the_network() -> None:
     result = run([job(5.0, 640, 3)], setup_of("round_robin", pool(1), world=World(network_ms=2.0)))
     step_time = profile(PROFILE).step_time
     prefill_ns = round((step_time.prefill_s(640)) * 1e9)
@@ -41,7 +41,7 @@ def test_one_request_takes_its_steps_and_the_network() -> None:
     assert result.workers[0].steps == 3
 
 
-def test_a_prefix_is_found_by_the_router_and_by_the_worker() -> None:
+def test_the_router_and_the_worker_find_a_cached_prefix() -> None:
     jobs = [job(0, 640, 2, trunk=1, own=1), job(1000, 640, 2, trunk=1, own=2)]
     result = run(jobs, setup_of("kv_prefix", pool(3)))
     assert result.table.worker[0] == result.table.worker[1]
@@ -57,7 +57,7 @@ def test_the_same_setup_gives_the_same_table() -> None:
     assert not same(one, run(jobs, setup_of("random")))
 
 
-def test_the_plain_engine_gives_the_same_table() -> None:
+def test_python_workers_give_the_same_table() -> None:
     jobs = steady(200, 4.0)
     groups = (pool(2, kv_tokens=4096),)
     for policy in ("hybrid", "random"):
@@ -66,7 +66,7 @@ def test_the_plain_engine_gives_the_same_table() -> None:
             assert same(native, run(jobs, setup_of(policy, *groups)))
 
 
-def test_prompts_that_fit_no_worker_are_counted_with_the_engines_code() -> None:
+def test_prompts_that_fit_no_worker_are_counted_with_the_engines_error_code() -> None:
     jobs = [job(0, 100, 4), job(1, 900, 4), job(2, 100, 4)]
     result = run(jobs, setup_of("round_robin", pool(2, kv_tokens=800)))
     assert result.rejections == {"kv_capacity": 1}
@@ -74,7 +74,7 @@ def test_prompts_that_fit_no_worker_are_counted_with_the_engines_code() -> None:
     assert result.table.finish_ns[1] == NEVER
 
 
-def test_a_pool_that_can_run_nothing_is_refused_before_the_run() -> None:
+def test_a_pool_that_can_run_no_request_is_refused_before_the_run() -> None:
     with pytest.raises(ReplayError, match=r"has 900 tokens, a worker takes 800.*kv_tokens"):
         run([job(1, 900, 4)], setup_of("round_robin", pool(2, kv_tokens=800)))
     with pytest.raises(ReplayError, match="less than one block"):
@@ -88,7 +88,7 @@ def test_an_id_behind_another_prefix_is_another_block() -> None:
     assert result.table.hit_tokens.tolist() == [0, 0, 48]
 
 
-def test_blocks_larger_than_the_sources_are_shared_as_far_as_whole_ones_reach() -> None:
+def test_blocks_larger_than_the_sources_are_shared_only_if_full() -> None:
     jobs = [job(0, 640, 2, own=1), job(1000, 640, 2, own=2)]
     result = run(jobs, setup_of("kv_prefix", pool(1), block_size=128))
     assert result.block_size == 128

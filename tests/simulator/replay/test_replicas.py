@@ -28,14 +28,14 @@ def mean_ttft_s(result: ReplayResult) -> float:
     return float((table.first_token_ns - table.arrival_ns).mean()) / 1e9
 
 
-def test_replicas_that_share_decide_nearly_as_one() -> None:
+def test_replicas_that_share_state_decide_nearly_like_one() -> None:
     one = mean_ttft_s(replayed())
     four = mean_ttft_s(replayed(replicas=4, replica_lag_ms=1.0))
     strangers = mean_ttft_s(replayed(replicas=4, replicas_share=False))
     assert four < 1.05 * one < 1.2 * one < strangers
 
 
-def test_requests_that_were_held_go_on_when_a_peer_s_end_makes_room(tmp_path) -> None:
+def test_held_requests_continue_when_a_peers_request_ends(tmp_path) -> None:
     faults = tmp_path / "faults.yaml"
     faults.write_text("- {at_s: 2, worker: 1, do: die}\n- {at_s: 6, do: restart, worker: 1}\n")
     tight = (msgspec.structs.replace(POOL[0], count=3, kv_tokens=30_000),)
@@ -53,6 +53,6 @@ def test_a_replay_of_replicas_is_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 65])
-def test_how_many_there_may_be(replicas: int) -> None:
+def test_a_wrong_number_of_replicas_is_refused(replicas: int) -> None:
     with pytest.raises(ReplayError, match=r"world\.replicas"):
         replayed(replicas=replicas)

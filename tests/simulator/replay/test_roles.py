@@ -45,7 +45,7 @@ def moved_ms(tokens: int, gbps: float = GBPS) -> float:
     return SETUP_MS + tokens * MODEL.kv_bytes_per_token * 8 / (gbps * 1e9) * 1e3
 
 
-def test_a_split_request_takes_both_legs_the_transfer_and_a_step() -> None:
+def test_the_time_of_a_split_request_is_both_legs_the_transfer_and_a_step() -> None:
     prompt, output = 6400, 20
     result = run([job(0, prompt, output)], split_setup())
     step_time = MODEL.step_time
@@ -65,7 +65,7 @@ def test_a_split_request_takes_both_legs_the_transfer_and_a_step() -> None:
     assert "1 of 1 requests; KV moved: 1 times" in note(result)
 
 
-def test_transfers_share_the_link_of_the_worker_that_they_have_in_common() -> None:
+def test_transfers_to_one_worker_share_its_link() -> None:
     """Two prompts move from two workers to one, and each transfer takes twice as long while both
     move.
     """
@@ -82,7 +82,7 @@ def test_transfers_share_the_link_of_the_worker_that_they_have_in_common() -> No
     assert (apart.table.first_token_ns / MS) == pytest.approx([alone_ms] * 2, rel=1e-3)
 
 
-def test_only_what_the_reader_lacks_is_moved() -> None:
+def test_only_kv_that_the_decode_worker_lacks_is_moved() -> None:
     jobs = [job(0, 6400, 5, trunk=1, own=1), job(3000, 6400, 5, trunk=1, own=2)]
     result = run(jobs, split_setup(1, 1))
     moved = (6399 + 3199) * MODEL.kv_bytes_per_token
@@ -90,7 +90,7 @@ def test_only_what_the_reader_lacks_is_moved() -> None:
     assert result.table.hit_tokens[1] == 3200  # hits at the prefill worker
 
 
-def test_short_prompts_stay_where_they_are_decoded() -> None:
+def test_short_prompts_are_prefilled_at_their_decode_worker() -> None:
     jobs = [job(n * 40.0, 64 if n % 2 else 8000, 10, own=n) for n in range(60)]
     setup = split_setup(router=RouterSettings(disaggregation="auto"))
     table = run(jobs, setup).table
@@ -102,7 +102,7 @@ def test_short_prompts_stay_where_they_are_decoded() -> None:
     assert "0 of 60 requests" in note(never)
 
 
-def test_workers_without_roles_are_as_they_were() -> None:
+def test_workers_without_roles_split_no_request() -> None:
     jobs = steady(50, 20.0)
     plain = run(jobs, setup_of("least_requests"))
     assert not any(line.startswith("prefilled") for line in plain.notes)
@@ -117,7 +117,9 @@ def test_equal_set_ups_give_equal_results() -> None:
 
 
 @pytest.mark.parametrize("group", ["prefill", "decode"])
-def test_a_role_that_nobody_is_left_of_is_done_by_the_others(group: str, tmp_path: Path) -> None:
+def test_a_role_without_workers_is_taken_by_workers_of_the_other_role(
+    group: str, tmp_path: Path
+) -> None:
     gone = (0, 1) if group == "prefill" else (2, 3)
     path = tmp_path / "faults.yaml"
     path.write_text(yaml.safe_dump([{"at_s": 0.3, "worker": one, "do": "die"} for one in gone]))
@@ -152,7 +154,7 @@ def killed(which: str, number: int, tmp_path: Path) -> ReplayResult:
 
 
 @pytest.mark.parametrize("which", LEGS)
-def test_a_leg_whose_worker_dies_is_done_again(which: str, tmp_path: Path) -> None:
+def test_a_leg_whose_worker_dies_is_repeated(which: str, tmp_path: Path) -> None:
     retried = recomputed = 0
     for number in range(examples(1000)):
         result = killed(which, number, tmp_path)
@@ -162,7 +164,7 @@ def test_a_leg_whose_worker_dies_is_done_again(which: str, tmp_path: Path) -> No
     assert retried + recomputed > examples(1000) / 2, "hardly anything was hit"
 
 
-def test_kv_that_nobody_fetches_is_freed_when_its_lease_ends(tmp_path: Path) -> None:
+def test_kv_that_no_worker_fetches_is_freed_when_its_lease_ends(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     # The reader of the first request dies, and the request is prefilled again elsewhere.
     timeline = [{"at_s": 0.29, "worker": 0, "do": "drain"}, {"at_s": 0.3, "worker": 2, "do": "die"}]
@@ -192,7 +194,7 @@ faults = st.lists(
     st.integers(0, 1000),
     st.sampled_from([20_000, 396_000]),
 )
-def test_whatever_befalls_workers_no_request_or_block_is_lost(
+def test_no_request_or_block_is_lost_under_random_faults(
     tmp_path_factory: pytest.TempPathFactory,
     timeline: list[tuple[str, int, float]],
     mode: str,
@@ -233,7 +235,7 @@ def test_whatever_befalls_workers_no_request_or_block_is_lost(
         (split_pool(), World(kv_lease_ms=-1.0), "kv_lease_ms"),
     ],
 )
-def test_set_ups_that_cannot_be_are_refused(
+def test_impossible_setups_are_refused(
     groups: tuple[WorkerGroup, ...], world: World, told: str
 ) -> None:
     with pytest.raises(ReplayError, match=told):

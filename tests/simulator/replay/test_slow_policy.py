@@ -39,7 +39,9 @@ def warnings(**more: Any) -> list[str]:
     return [note for note in result.notes if note.startswith(WARNING)]
 
 
-def test_a_warning_has_the_figure_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_for_a_slow_policy_has_the_figure_and_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("simulator.replay.run._THREAD_USE", None)
     assert warnings(call_clock=takes(0.0049)) == []
     (told,) = warnings(call_clock=takes(0.012))
@@ -47,7 +49,7 @@ def test_a_warning_has_the_figure_and_the_limit(monkeypatch: pytest.MonkeyPatch)
     assert "more than 5 ms each (policy_slow_ms) is a fault" in told
 
 
-def test_the_figures_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_do_not_depend_on_the_policys_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.replay.run._THREAD_USE", None)
     quick, slow = (
         summarize(run(steady(60, 20.0), call_clock=takes(seconds))) for seconds in (0.0, 1.0)
@@ -55,11 +57,11 @@ def test_the_figures_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert quick.report_hash == slow.report_hash
 
 
-def test_what_the_machine_takes_from_a_quick_policy_is_not_its_own() -> None:
+def test_time_without_cpu_does_not_count_against_a_policy() -> None:
     assert warnings(call_clock=takes(1.0)) == [], "its thread had next to no CPU"
 
 
-def test_the_command_says_so(capfd: Any) -> None:
+def test_the_command_prints_the_warning_for_a_slow_policy(capfd: Any) -> None:
     slow = f"{__name__}:waits"
     arguments = ["replay", str(SAMPLE), "--requests", "40", "--workers", "2"]
     assert main([*arguments, "--policy", slow, "--policy", "hybrid"]) == 0

@@ -65,14 +65,14 @@ def ladder(policy: str) -> dict[str, list[float]]:
     }
 
 
-def test_rules_blind_to_the_cache_break_between_15_and_20_requests_a_second() -> None:
+def test_cache_blind_rules_saturate_between_15_and_20_requests_a_second() -> None:
     at_15, at_20, at_40 = ladder("round_robin")["ttft_p90_s"]
     assert at_15 < 5.0
     assert at_20 > 10.0
     assert at_40 > 30.0
 
 
-def test_exact_prefix_routing_holds_its_first_tokens_up_the_ladder() -> None:
+def test_exact_prefix_routing_keeps_ttft_low_at_all_rates() -> None:
     assert max(ladder("llm_d")["ttft_p90_s"]) < 1.0
 
 
@@ -93,11 +93,11 @@ def hits(policy: str, kv_tokens: int | None = None, source: str = BURST) -> floa
     return found
 
 
-def test_a_burst_under_affinity_finds_what_was_published() -> None:
+def test_a_burst_under_affinity_has_the_published_hit_rate() -> None:
     assert 0.70 <= hits("hybrid") <= 0.85
 
 
-def test_a_burst_under_round_robin_finds_what_arithmetic_allows() -> None:
+def test_a_burst_under_round_robin_has_the_computed_hit_rate() -> None:
     """With room for everything, each worker computes each group that it meets once, so the hit rate
     follows from arithmetic.
     """
@@ -108,7 +108,7 @@ def test_a_burst_under_round_robin_finds_what_arithmetic_allows() -> None:
     assert share - 0.05 < hits("round_robin") < share
 
 
-def test_a_burst_on_workers_short_of_cache_gives_the_published_pair() -> None:
+def test_a_burst_on_small_caches_has_both_published_hit_rates() -> None:
     blind, aware = (row(BURST, p, LLAMA, SHORT_OF_KV) for p in ("round_robin", "hybrid"))
     assert blind.hit_rate_tokens is not None
     assert aware.hit_rate_tokens is not None
@@ -118,7 +118,7 @@ def test_a_burst_on_workers_short_of_cache_gives_the_published_pair() -> None:
     assert 1.5 < ratio < 2.4
 
 
-def test_siblings_that_are_computed_together_find_nothing() -> None:
+def test_prompts_of_a_group_in_the_same_step_do_not_hit_each_other() -> None:
     """Prompts of a group that are computed together find nothing: in order, they reach one worker
     together and are in one step, so neither finds the other's blocks.
     """
@@ -140,7 +140,7 @@ def test_greedy_prefix_affinity_sends_a_whole_trace_to_one_worker() -> None:
 
 
 @pytest.mark.skipif(not AZURE.exists(), reason="the Azure trace is not here")
-def test_without_prefixes_affinity_costs_nothing() -> None:
+def test_affinity_costs_no_time_without_shared_prefixes() -> None:
     blind, affine = ("round_robin", "least_requests"), ("llm_d", "hybrid")
     times = {
         policy: row(str(AZURE), policy, block_size=128, requests=500).e2e_ms.mean or 0.0
@@ -154,7 +154,7 @@ def test_without_prefixes_affinity_costs_nothing() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SURROGATE.exists(), reason="the tool-and-agent surrogate is not here")
-def test_the_surrogate_reuses_what_was_published_of_the_original() -> None:
+def test_the_substitute_trace_has_the_published_hit_rates() -> None:
     """On the substitute trace, hit rates are those that DynoSim published for the original, and
     times improve as AKS measured, with 1 M tokens of KV a worker.
     """

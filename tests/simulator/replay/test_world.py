@@ -40,7 +40,7 @@ def test_a_turn_waits_for_the_answer_and_the_think_time() -> None:
     assert (np.diff(table.arrival_ns) >= 0).all()
 
 
-def test_a_session_goes_on_after_a_turn_that_was_refused() -> None:
+def test_a_session_continues_after_a_refused_turn() -> None:
     turns = [
         job(0, 320, 4, session="a"),
         job(10, 900, 4, session="a", think_ns=5 * MS),
@@ -53,7 +53,7 @@ def test_a_session_goes_on_after_a_turn_that_was_refused() -> None:
     assert result.table.arrival_ns[2] == result.table.arrival_ns[1] + 8 * MS
 
 
-def test_open_loop_does_not_wait() -> None:
+def test_an_open_loop_does_not_wait_for_answers() -> None:
     turns = [job(n * 10, 320, 200, session="a", think_ns=0) for n in range(3)]
     assert run(turns).table.arrival_ns.tolist() == [0, 10 * MS, 20 * MS]
 
@@ -76,7 +76,7 @@ def hit_error(world: World) -> float:
     return float(error.mean())
 
 
-def test_the_older_the_news_the_worse_the_router_knows() -> None:
+def test_late_or_lost_events_make_expected_hits_less_exact() -> None:
     fresh = hit_error(World(event_lag_ms=0.0))
     stale = hit_error(World(event_lag_ms=10_000.0))
     lost = hit_error(World(event_loss=0.5, resync_ms=5000.0))
@@ -90,7 +90,7 @@ def test_load_reports_may_be_missing_or_late() -> None:
         assert (result.table.verdict == Verdict.COMPLETED).all()
 
 
-def test_without_events_the_router_mirrors_its_own_dispatches() -> None:
+def test_without_events_expected_hits_come_from_the_routers_own_dispatches() -> None:
     result = run(steady(100, 10.0), setup_of("kv_prefix", world=World(events=False)))
     late = result.table.arrival_ns > 500 * MS
     assert (result.table.expected_hit_tokens[late] == 320).all()
@@ -106,7 +106,7 @@ def test_held_requests_wait_at_the_router_and_run_later() -> None:
     assert table.held_ns.tolist() == (table.dispatched_ns - table.arrival_ns).tolist()
 
 
-def test_the_routers_patience_and_room_are_set() -> None:
+def test_the_routers_hold_time_and_request_limit_apply() -> None:
     holding = setup_of("tests.simulator.replays:at_most_two", pool(2))
     jobs = steady(40, 1.0, output=40)
     soon = msgspec.structs.replace(holding, router=RouterSettings(hold_s=0.2))
@@ -128,7 +128,7 @@ def seen_sessions(request: RequestView, fleet: FleetView, state: object) -> Floa
     return costs
 
 
-def test_some_clients_do_not_say_their_session() -> None:
+def test_a_share_of_clients_sends_no_session() -> None:
     jobs = [job(n, 320, 2, own=n, session=f"s{n % 100}") for n in range(300)]
     policy = f"{__name__}:seen_sessions"
 
@@ -146,7 +146,7 @@ def test_some_clients_do_not_say_their_session() -> None:
     assert unknown(0.25) == unknown(0.25) != unknown(0.25, seed=1)
 
 
-def test_a_full_queue_sends_the_request_elsewhere_and_is_no_illness() -> None:
+def test_a_full_queue_moves_the_request_without_counting_a_failure() -> None:
     jobs = [job(0, 320, 2, own=n) for n in range(9000)]
     result = run(jobs, setup_of("round_robin", pool(2)))
     # Both queues hold 4,096 requests besides the running ones; each further one was tried at both.
@@ -203,14 +203,14 @@ def test_observers_see_every_dispatch_and_end_and_change_nothing() -> None:
     assert set(watcher.best) == {0, 1}
 
 
-def test_progress_is_told_now_and_then() -> None:
+def test_progress_is_reported_every_256_requests() -> None:
     told: list[ReplayProgress] = []
     run(steady(600, 1.0), on_progress=told.append)
     assert [(p.ended, p.total, p.fraction) for p in told] == [(256, 600, 1.0), (512, 600, 1.0)]
     assert told[0].now_ns < told[1].now_ns
 
 
-def test_a_closed_loop_says_how_far_it_is() -> None:
+def test_a_closed_loop_reports_its_progress() -> None:
     told: list[ReplayProgress] = []
     agents = WorkloadSpec("gen:agentic?sessions=80&turns=4..12&context=100&question=10&output=4")
     setup = Setup(agents, "round_robin", (pool(),), block_size=BLOCK, closed_loop=True)
@@ -237,7 +237,7 @@ def test_samples_are_bounded_and_cover_the_whole_time() -> None:
     assert result.samples.query_tokens[-1].sum() == result.table.prompt_tokens.sum()
 
 
-def test_nothing_to_do_is_a_result_too() -> None:
+def test_a_replay_without_requests_has_an_empty_result() -> None:
     result = run([])
     assert len(result.table) == 0
     assert result.simulated_ns == 0
@@ -266,7 +266,9 @@ def test_nothing_to_do_is_a_result_too() -> None:
         ({"faults": "nowhere.yaml"}, r"nowhere\.yaml"),
     ],
 )
-def test_a_wrong_set_up_is_refused_in_words(change: dict[str, object], said: str) -> None:
+def test_the_error_for_a_wrong_setup_names_the_problem(
+    change: dict[str, object], said: str
+) -> None:
     setup: Setup = msgspec.structs.replace(setup_of(), **change)
     with pytest.raises(ReplayError, match=said):
         run(steady(3, 1.0), setup)

@@ -26,7 +26,7 @@ def of(policy: str, rate: float, seed: int = 1, source: str = TRUNKS):
 
 @pytest.mark.parametrize("max_wait_s", [0.05, 0.4])
 @pytest.mark.parametrize("inner", ["least_requests", "kv_prefix|thresholds?max_queued_tokens=800"])
-def test_nobody_waits_beyond_the_bound_and_all_are_served(inner, max_wait_s):
+def test_late_binding_serves_all_requests_within_its_maximum_wait(inner, max_wait_s):
     result = of(f"{inner}|late_binding?max_wait_s={max_wait_s}", 120.0)
     held_ms = result.table.held_ns / 1e6
     assert result.holds >= 5
@@ -38,14 +38,14 @@ def test_nobody_waits_beyond_the_bound_and_all_are_served(inner, max_wait_s):
 
 @pytest.mark.parametrize("inner", ["kv_prefix", "hybrid"])
 @pytest.mark.parametrize("rate", [4.0, 40.0])
-def test_where_holding_cannot_pay_nothing_is_held(inner, rate):
+def test_late_binding_holds_nothing_where_holding_does_not_pay(inner, rate):
     plain, late = of(inner, rate), of(f"{inner}|late_binding", rate)
     assert late.holds == 0
     np.testing.assert_array_equal(late.table.first_token_ns, plain.table.first_token_ns)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_progressive_is_affinity_at_low_load_and_balance_at_high(seed):
+def test_progressive_gives_affinity_at_low_load_and_balance_at_high_load(seed):
     def row(policy: str, rate: float):
         return summarize(of(policy, rate, seed))
 
@@ -60,7 +60,7 @@ def test_progressive_is_affinity_at_low_load_and_balance_at_high(seed):
 
 
 @pytest.mark.parametrize("wrapper", ["bounded_load", "thresholds?spread=2", "progressive"])
-def test_each_cures_the_hot_spot(wrapper):
+def test_each_wrapper_removes_the_hot_spot(wrapper):
     one = "gen:sglang?groups=1&prompts=300&system=6000&question=500&output=30"
     plain, cured = (
         summarize(of(policy, 36.0, source=one)) for policy in ("kv_prefix", f"kv_prefix|{wrapper}")

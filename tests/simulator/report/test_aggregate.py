@@ -47,7 +47,7 @@ def row_of(policy: str, seed: int, ttft_ms: float, **params: float) -> ReplayRow
     return summarize(result(rows, policy=policy, params=params, setup=setup(policy, seed)))
 
 
-def test_mean_and_interval_by_hand() -> None:
+def test_mean_and_interval_agree_with_a_computation_by_hand() -> None:
     told = interval([10.0, 12.0, 14.0])
     assert told is not None
     half = 4.302653 * 2.0 / math.sqrt(3)  # deviation 2, two degrees of freedom
@@ -64,7 +64,7 @@ def test_mean_and_interval_by_hand() -> None:
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 30, 31, 60, 500])
-def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
+def test_t_values_leave_five_percent_outside_the_interval(freedom: int) -> None:
     """The t-values of confidence intervals leave five percent outside. The test integrates the
     density of Student's t by Simpson's rule, over the angle whose tangent is t / sqrt n.
     """
@@ -80,7 +80,7 @@ def test_student_t_leaves_five_percent_outside(freedom: int) -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8))
 @settings(max_examples=examples(100))
-def test_an_interval_holds_its_mean_and_knows_no_order(sample: list[float]) -> None:
+def test_an_interval_contains_its_mean_and_does_not_depend_on_order(sample: list[float]) -> None:
     told = interval(sample)
     assert told is not None
     assert told.low is not None
@@ -106,7 +106,7 @@ def test_differences_are_taken_within_each_seed() -> None:
     assert set(second.figures) == {one.name for one in FIGURES}
 
 
-def test_only_common_seeds_are_compared_and_nulls_count_for_nothing() -> None:
+def test_only_common_seeds_are_compared_and_nulls_are_ignored() -> None:
     ours = [row_of("hybrid", seed, 50.0) for seed in (0, 1)]
     theirs = [row_of("kv_load", seed, 70.0) for seed in (1, 2)]
     ttft = figure("ttft_ms.mean")
@@ -121,7 +121,7 @@ def test_only_common_seeds_are_compared_and_nulls_count_for_nothing() -> None:
     assert aggregate([]) == ()
 
 
-def test_policies_of_one_name_are_told_apart_by_their_parameters() -> None:
+def test_policies_of_one_name_are_labelled_by_their_parameters() -> None:
     rows = [
         row_of("hybrid", 0, 1.0, load_factor=0.5, depth=4),
         row_of("hybrid", 0, 1.0, load_factor=2.0, depth=4),
@@ -162,13 +162,13 @@ def test_the_report_reads_back_as_it_was_written(tmp_path: Path) -> None:
         (b"{", b"", r"Expected `object`"),
     ],
 )
-def test_another_file_is_refused_by_its_field(before: bytes, after: bytes, told: str) -> None:
+def test_the_error_for_another_file_names_the_field(before: bytes, after: bytes, told: str) -> None:
     text = encode([summarize(result())], {}).replace(before, after, 1)
     with pytest.raises(msgspec.DecodeError, match=told):
         msgspec.json.decode(text, type=Report)
 
 
-def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
+def test_equal_runs_differ_only_in_wall_time() -> None:
     one, other = busy_result(), replace(busy_result(), wall_s=9.0)
     rows = [
         msgspec.structs.replace(summarize(r), wall_s=0, requests_per_wall_s=0) for r in (one, other)
@@ -176,7 +176,7 @@ def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
     assert rows[0] == rows[1]
 
 
-def test_every_field_of_the_file_is_explained() -> None:
+def test_every_field_of_the_json_report_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "reports.md").read_text()
     section = text.partition("\n## JSON")[2].partition("\n## ")[0]
     for kind in (Report, ReplayRow, StageRow, TurnsRow, Waits, SessionsRow, Aggregate):
@@ -190,7 +190,7 @@ def interval_of(values: list[float]) -> Interval:
     return found
 
 
-def test_the_number_of_seeds_that_resolve_is_what_it_takes() -> None:
+def test_the_stated_number_of_seeds_resolves_and_one_fewer_does_not() -> None:
     """The stated number of seeds is enough to tell two results apart, and one seed fewer is not,
     for samples of the same spread.
     """
@@ -206,7 +206,7 @@ def test_the_number_of_seeds_that_resolve_is_what_it_takes() -> None:
         assert width(count + more) <= RESOLVED < width(count + more - 1)
 
 
-def test_what_is_narrow_is_resolved_and_one_seed_cannot_tell() -> None:
+def test_a_narrow_interval_is_resolved_and_one_seed_gives_no_number() -> None:
     assert more_seeds(None) is None
     assert more_seeds(interval_of([0.3])) is None
     assert more_seeds(interval_of([0.3, 0.3])) == 0
@@ -216,7 +216,7 @@ def test_what_is_narrow_is_resolved_and_one_seed_cannot_tell() -> None:
     assert more_seeds(widest), "no overflow"
 
 
-def test_noise_is_marked_and_an_interval_that_says_nothing_is_not_printed() -> None:
+def test_noise_is_marked_and_a_meaningless_interval_is_not_printed() -> None:
     pairs = [(1.0, 1.1), (1.2, 1.1)]
     assert ratio_text(ratio_of_pairs([(100.0, 100.1)] * 3)) == "1.00 [1.00, 1.00]"
     assert ratio_text(ratio_of_pairs([*pairs, (1.0, 1.0)])) == "1.00 [0.80, 1.25] ~"
@@ -234,7 +234,7 @@ def test_noise_is_marked_and_an_interval_that_says_nothing_is_not_printed() -> N
     assert mean_text(figure("hit_rate_tokens"), interval_of([0.4, 0.6])) == "50.0% ±?"
 
 
-def test_marks_are_explained_where_they_stand() -> None:
+def test_marks_are_explained_if_they_occur() -> None:
     assert marks(["1.00 [0.99, 0.99]", "5 ±1"], "more") == ""
     assert marks(["1.00 [0.80, 1.25] ~"], "more").startswith("~ within noise: ")
     said = marks(["1.00 not resolved", "200 ±?", "210 ±?"], "--resamples N")
@@ -242,7 +242,7 @@ def test_marks_are_explained_where_they_stand() -> None:
     assert said.endswith("narrow it: --resamples N.")
 
 
-def test_the_seeds_that_are_wanted_are_counted() -> None:
+def test_the_number_of_needed_seeds_is_reported() -> None:
     narrow, wide = ratio_of_pairs([(100.0, 100.1)] * 3), ratio_of_pairs([(1.0, 1.1), (1.2, 1.1)])
     assert seeds_wanted({"a TTFT": narrow, "b TTFT": None}) == ""
     said = seeds_wanted({"a TTFT": narrow, "b TTFT": wide})

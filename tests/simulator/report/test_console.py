@@ -24,7 +24,7 @@ def printed(rows: list[ReplayRow], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
-def test_every_figure_of_every_policy_is_there_at_any_width(width: int) -> None:
+def test_every_figure_of_every_policy_is_shown_at_any_width(width: int) -> None:
     policies = ("round_robin", "power_of_two_choices", "hybrid")
     rows = [summarize(busy_result(p, s)) for p in policies for s in (0, 1, 2)]
     text = printed(rows, width)
@@ -43,7 +43,7 @@ def test_every_figure_of_every_policy_is_there_at_any_width(width: int) -> None:
     assert "mean of 3 seeds" in " ".join(text.split())
 
 
-def test_the_best_of_a_column_is_marked_and_equals_are_not() -> None:
+def test_the_best_of_a_column_is_marked_and_ties_are_not() -> None:
     quick = summarize(result([{"first": 50.0}], policy="quick"))
     slow = summarize(result([{"first": 150.0}], policy="slow"))
     lines = printed([slow, quick], 160).splitlines()
@@ -70,13 +70,13 @@ def test_a_lead_within_the_seeds_spread_is_not_marked() -> None:
     assert f"60.0{MARK}" in printed([*rows[3:], *sure], 160)
 
 
-def test_the_legend_has_the_limits_of_goodput_and_says_what_imbalance_is() -> None:
+def test_the_legend_has_the_goodput_limits_and_explains_imbalance() -> None:
     words = " ".join(printed([summarize(result([{"first": 50.0}]))], 160).split())
     assert "first token 200 ms (--good-ttft-ms), each later token 100 ms in the mean" in words
     assert "the busiest worker's busy time over the workers' mean; at light load a high" in words
 
 
-def test_losses_are_said_and_nothing_measured_is_a_dash() -> None:
+def test_losses_are_reported_and_a_missing_figure_is_a_dash() -> None:
     given = replace(result([rejected()]), rejections={"queue_full": 1}, trace_errors=3)
     text = printed([summarize(given)], 80)
     assert "hybrid turned away: queue_full 1" in text
@@ -95,7 +95,7 @@ class Clock:
         return self.now_s
 
 
-def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
+def test_short_replays_show_no_progress_and_long_ones_a_line_now_and_then() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
     with Board(console, clock) as board:
@@ -112,7 +112,7 @@ def test_short_replays_show_nothing_and_long_ones_a_line_now_and_then() -> None:
     assert lines[1].startswith("hybrid, seed 1: 48%")
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_gets_a_progress_bar() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=True)
     with Board(console, clock) as board:
@@ -126,7 +126,7 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "2,000 requests/s, virtual 1:30 min, 4 s left" in text
 
 
-def test_what_has_no_pace_has_no_end() -> None:
+def test_progress_without_a_known_total_shows_no_remaining_time() -> None:
     clock = Clock()
     console = Console(file=StringIO(), record=True, width=120, force_terminal=False)
     with Board(console, clock) as board:

@@ -57,7 +57,7 @@ def test_every_request_has_a_line_that_agrees_with_the_table() -> None:
         assert (line["verdict"], line["code"], line["attempts"]) == ("completed", "", "1")
 
 
-def test_hindsight_names_the_worker_that_would_have_been_quicker() -> None:
+def test_hindsight_names_the_worker_that_would_have_been_faster() -> None:
     # A big prompt fills worker 0, and round robin still sends the third request there.
     jobs = [job(0, 8_000, 5, own=1), job(1, 64, 5, own=2), job(2, 64, 5, own=3)]
     lines, _ = written(jobs, setup=setup_of("round_robin", pool(2)))
@@ -71,7 +71,7 @@ def test_hindsight_names_the_worker_that_would_have_been_quicker() -> None:
     assert {line["loss_ms"] + line["best_worker"] for line in without.values()} == {""}
 
 
-def test_a_line_says_by_which_terms_it_was_decided_and_what_that_cost() -> None:
+def test_a_line_has_the_cost_terms_of_its_decision_and_its_regret() -> None:
     lines, result = written(steady(60, 20.0), setup=setup_of("hybrid", pool(3)))
     table = result.table
     for serial, line in lines.items():
@@ -96,7 +96,7 @@ def pairs(cell: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (p.partition("=") for p in cell.split(";"))}
 
 
-def test_those_turned_away_have_a_code_and_no_times() -> None:
+def test_rejected_requests_have_a_code_and_no_times() -> None:
     jobs = [job(0, 64, 5), job(1, 4_000, 5, own=1, session='a,"b"'), job(2, 64, 1)]
     lines, result = written(jobs, setup=setup_of("hybrid", pool(2, kv_tokens=1_024)))
     assert result.table.verdict[1] == Verdict.REJECTED
@@ -116,7 +116,7 @@ def test_a_session_that_looks_like_a_formula_stays_text(name: str) -> None:
     assert [lines[serial]["session"] for serial in range(2)] == [f"'{name}", "a=1"]
 
 
-def test_watching_changes_nothing() -> None:
+def test_observers_change_no_result() -> None:
     setup = setup_of("hybrid", pool(3))
     alone = summarize(run(steady(80, 15.0), setup))
     hot = HotPrefixes()
@@ -124,7 +124,7 @@ def test_watching_changes_nothing() -> None:
     assert summarize(watched).report_hash == alone.report_hash
 
 
-def test_trunks_are_found_at_their_length_with_their_copies() -> None:
+def test_trunks_are_found_with_their_length_and_copies() -> None:
     # Four trunks of 20 blocks; what follows is each request's own.
     hot = HotPrefixes()
     result = run(steady(120, 50.0), setup_of("round_robin", pool(3)), observers=[hot])
@@ -138,7 +138,7 @@ def test_trunks_are_found_at_their_length_with_their_copies() -> None:
     assert summarize(replace(result, hot=found)) == summarize(result)
 
 
-def test_a_prefix_that_is_not_followed_has_no_copies() -> None:
+def test_a_prefix_without_tracked_blocks_has_no_copies() -> None:
     hot = HotPrefixes()
     for _ in range(5):
         hot.count(np.arange(1, 4, dtype=np.uint64))
@@ -148,7 +148,7 @@ def test_a_prefix_that_is_not_followed_has_no_copies() -> None:
     assert HotPrefixes().found(np.zeros(0, dtype=np.int64)) == ()
 
 
-def test_nested_trunks_are_both_there_where_both_are_shared() -> None:
+def test_nested_trunks_are_both_found_if_both_are_shared() -> None:
     hot = HotPrefixes()
     for serial in range(90):
         own = np.arange(40, dtype=np.uint64) + np.uint64(10_000 + serial * 100)
@@ -159,7 +159,7 @@ def test_nested_trunks_are_both_there_where_both_are_shared() -> None:
     assert [(prefix.blocks, prefix.requests) for prefix in found[:2]] == [(50, 30), (6, 90)]
 
 
-def test_what_two_of_thousands_share_is_not_hot() -> None:
+def test_a_prefix_shared_by_two_of_thousands_is_not_hot() -> None:
     hot = HotPrefixes()
     for serial in range(2_000):
         first = 1 if serial % 2 else 7_000 + serial // 4
@@ -176,7 +176,9 @@ def skewed(seed: int, requests: int, prefixes: int) -> list[Hashes]:
 
 @given(st.integers(0, 10**6), st.integers(5, 60), st.integers(2, 100))
 @settings(max_examples=examples(50))
-def test_the_sketch_keeps_its_bounds(seed: int, counters: int, prefixes: int) -> None:
+def test_the_sketch_of_frequent_prefixes_keeps_its_error_bounds(
+    seed: int, counters: int, prefixes: int
+) -> None:
     """The sketch of frequent prefixes keeps the bounds of Space-Saving, checked against exact
     counts: no prefix with more than 1/m of all requests is missing, no count is too low, and none
     is too high by more than that share.
@@ -195,7 +197,7 @@ def test_the_sketch_keeps_its_bounds(seed: int, counters: int, prefixes: int) ->
     assert often <= set(kept)
 
 
-def test_memory_is_bounded_however_many_prefixes_there_are() -> None:
+def test_memory_is_bounded_for_any_number_of_prefixes() -> None:
     hot = HotPrefixes(counters=64)
     for serial in range(5_000):
         own = np.arange(30, dtype=np.uint64) + np.uint64(1_000 + serial * 50)

@@ -48,7 +48,7 @@ def row_of(policy: str, seed: int, first: float, output: int = 5) -> ReplayRow:
     return summarize(result(rows, policy=policy, setup=setup(policy, seed)))
 
 
-def test_the_page_names_every_figure_and_stands_alone() -> None:
+def test_the_page_names_every_figure_and_loads_nothing_else() -> None:
     page = page_of(results(seeds=3))
     seen = Seen()
     seen.feed(page)
@@ -81,7 +81,7 @@ def test_the_page_names_every_figure_and_stands_alone() -> None:
         ([busy_result(workers=1)], 3 + 1 + 2 + 1 + 2),
     ],
 )
-def test_pages_of_little_have_no_empty_pictures(
+def test_pages_with_little_data_have_no_empty_plots(
     given_results: list[ReplayResult], pictures: int
 ) -> None:
     page = page_of(given_results)
@@ -91,13 +91,13 @@ def test_pages_of_little_have_no_empty_pictures(
     assert "nan" not in re.sub(r'src="[^"]*"', "", page)
 
 
-def test_notes_of_runs_are_told_once() -> None:
+def test_notes_of_runs_are_shown_once() -> None:
     page = page_of([nothing_done(), replace(nothing_done(), policy="other")])
     assert page.count("Nobody &lt;came&gt;.") == 1
     assert "No request was completed." in page
 
 
-def test_the_verdict_says_who_is_best_by_how_much_and_what_it_costs() -> None:
+def test_the_verdict_names_the_best_policy_its_lead_and_its_cost() -> None:
     # Neither is ever within both limits: one misses that of TTFT, the other that of TPOT.
     slow = [row_of("slow", seed, 205.0 + seed) for seed in range(3)]
     quick = [row_of("quick", seed, 105.0 + seed * 2, output=3) for seed in range(3)]
@@ -110,7 +110,7 @@ def test_the_verdict_says_who_is_best_by_how_much_and_what_it_costs() -> None:
     assert ONE_SEED not in told
 
 
-def test_a_lead_that_the_seeds_do_not_agree_on_is_called_one() -> None:
+def test_a_lead_that_differs_between_seeds_is_marked_as_noise() -> None:
     times = ((90.0, 100.0), (130.0, 100.0), (70.0, 100.0))
     rows = [row_of("chance", seed, mine) for seed, (mine, _) in enumerate(times)]
     rows += [row_of("steady", seed, other) for seed, (_, other) in enumerate(times)]
@@ -121,7 +121,7 @@ def test_a_lead_that_the_seeds_do_not_agree_on_is_called_one() -> None:
     assert render_page(rows, []).count("~ within noise") == 1
 
 
-def test_one_seed_one_policy_and_no_difference_are_said() -> None:
+def test_the_verdict_reports_one_seed_one_policy_or_no_difference() -> None:
     one, other = row_of("a", 0, 100.0), row_of("b", 0, 100.0)
     assert verdict([one, other]) == ["The policies cannot be told apart by any figure."]
     assert verdict([one, row_of("b", 0, 150.0)])[-1] == ONE_SEED
@@ -131,7 +131,7 @@ def test_one_seed_one_policy_and_no_difference_are_said() -> None:
     assert "Left without an answer: c 50.0%; times are of the others." in verdict([one, lost])
 
 
-def test_the_split_of_time_and_tokens_by_hand() -> None:
+def test_the_split_of_time_and_tokens_agrees_with_a_computation_by_hand() -> None:
     made = result(
         [{"first": 100.0, "finish": 500.0}, {"first": 300.0, "finish": 400.0}, rejected()],
         workers=(totals(query_tokens=1000, hit_tokens=400, recomputed_tokens=50),),
@@ -146,7 +146,7 @@ def test_the_split_of_time_and_tokens_by_hand() -> None:
     assert view(nothing_done()).time is None
 
 
-def test_hit_rates_are_of_their_stretch_of_time() -> None:
+def test_hit_rates_are_those_of_their_time_interval() -> None:
     given_samples = replace(
         samples(workers=2, count=4),
         query_tokens=np.array([[60, 40], [100, 100], [100, 100], [300, 100]]),
@@ -161,7 +161,7 @@ def test_hit_rates_are_of_their_stretch_of_time() -> None:
 
 
 @given(st.lists(st.integers(1, 5 * S), min_size=1, max_size=30), st.integers(1, 50))
-def test_a_grid_shows_the_sample_that_its_middle_falls_into(gaps: list[int], columns: int) -> None:
+def test_a_grid_cell_shows_the_sample_at_its_middle(gaps: list[int], columns: int) -> None:
     time_ns = np.cumsum(np.array(gaps, dtype=np.int64))
     values = np.arange(len(gaps))[:, None] * np.array([[1, 100]])
     grid = on_grid(time_ns, values, columns)
@@ -173,7 +173,7 @@ def test_a_grid_shows_the_sample_that_its_middle_falls_into(gaps: list[int], col
     assert np.array_equal(grid[1], grid[0] * 100)
 
 
-def test_policies_have_their_own_lines() -> None:
+def test_policies_have_distinct_line_styles() -> None:
     labels = ["hybrid", "round_robin", *(f"mine?n={n}" for n in range(9))]
     chosen = styles(labels)
     assert list(chosen) == labels
@@ -182,14 +182,14 @@ def test_policies_have_their_own_lines() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 8, 9, 256, 3000])
-def test_pictures_of_any_pool_are_small(workers: int) -> None:
+def test_plots_of_any_pool_are_small_files(workers: int) -> None:
     some = samples(workers, 5)
     svg = worker_map(some, some.busy_share, 1.0, 10.0)
     assert "<svg" in svg
     assert len(svg) < 1_000_000
 
 
-def test_pictures_of_nothing_are_still_pictures() -> None:
+def test_plots_without_data_are_valid() -> None:
     none = HotPrefix(3, 9, np.full(4, NEVER, dtype=np.int32))
     for svg in (
         curve_plot({"a": np.zeros(0), "b": np.zeros(201)}, "x"),
@@ -212,7 +212,7 @@ def wide(workers: int) -> list[ReplayResult]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_shows_it_without_anything_from_outside(tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_without_external_resources(tmp_path: Path) -> None:
     pages = [page_of(wide(workers)) for workers in (8, 256)]
     for page in pages:
         assert re.search(r">\d{3},\d{3}\n±\d{2,3},\d{3}<", page)

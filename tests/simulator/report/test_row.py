@@ -38,11 +38,11 @@ def three_and_a_loss() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_row_has_its_names_in_order() -> None:
+def test_the_fields_of_a_row_keep_their_order() -> None:
     assert tuple(ReplayRow.__struct_fields__[: len(NAMES)]) == NAMES
 
 
-def test_figures_worked_out_by_hand() -> None:
+def test_the_figures_of_a_row_agree_with_a_computation_by_hand() -> None:
     row = summarize(
         result(
             three_and_a_loss(),
@@ -81,13 +81,13 @@ def test_figures_worked_out_by_hand() -> None:
     ("limits", "share"),
     [((99.9, 100.0), 0.0), ((100.0, 100.0), 0.25), ((200.0, 99.9), 0.25), ((1e9, 1e9), 0.5)],
 )
-def test_a_limit_itself_is_still_good(limits: tuple[float, float], share: float) -> None:
+def test_a_value_on_the_goodput_limit_is_good(limits: tuple[float, float], share: float) -> None:
     limited = msgspec.structs.replace(setup(), goodput=Goodput(*limits))
     row = summarize(result(three_and_a_loss(), setup=limited))
     assert row.goodput.share == share
 
 
-def test_nothing_measured_is_null() -> None:
+def test_figures_without_measurements_are_null() -> None:
     row = summarize(result([rejected()], workers=(totals(),), simulated_ns=0, wall_s=0.0))
     assert row.ttft_ms == row.tpot_ms == row.e2e_ms == NO_SPREAD
     nulls = (row.hit_rate_tokens, row.hit_rate_blocks, row.hit_rate_mean, row.hit_error_tokens)
@@ -98,7 +98,7 @@ def test_nothing_measured_is_null() -> None:
     assert summarize(result([])).goodput.share is None
 
 
-def test_what_a_turned_away_request_found_counts_for_nothing() -> None:
+def test_the_hits_of_a_rejected_request_do_not_count() -> None:
     row = summarize(result([{"hit": 80}, {**rejected(), "hit": 0}, {**rejected(), "hit": 160}]))
     assert row.hit_rate_tokens == 0.5
     # A request that its worker never admitted does not count as one without hits.
@@ -106,7 +106,7 @@ def test_what_a_turned_away_request_found_counts_for_nothing() -> None:
     assert summarize(result([{"hit": 80}, lost])).hit_rate_tokens == 0.5
 
 
-def test_the_hash_is_of_what_was_simulated_only() -> None:
+def test_the_hash_covers_only_simulated_figures() -> None:
     first = summarize(busy_result())
     assert len(first.report_hash) == 16
     assert int(first.report_hash, 16) >= 0
@@ -116,7 +116,7 @@ def test_the_hash_is_of_what_was_simulated_only() -> None:
     assert slower.requests_per_wall_s != first.requests_per_wall_s
 
 
-def test_the_hash_does_not_depend_on_how_integers_are_held() -> None:
+def test_the_hash_does_not_depend_on_integer_types() -> None:
     given_result = busy_result()
     wider = replace(
         given_result.table,
@@ -137,7 +137,7 @@ def test_the_hash_does_not_depend_on_how_integers_are_held() -> None:
         {"setup": setup(seed=1, workers=8)},
     ],
 )
-def test_every_figure_is_in_the_hash(change: dict[str, Any]) -> None:
+def test_every_figure_changes_the_hash(change: dict[str, Any]) -> None:
     assert (
         summarize(replace(busy_result(), **change)).report_hash
         != summarize(busy_result()).report_hash
@@ -155,7 +155,7 @@ def test_one_integer_of_the_table_changes_the_hash(column: str) -> None:
 
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=60), st.integers(0, 100))
 @settings(max_examples=examples(200))
-def test_quantiles_against_exact_fractions(values: list[int], percent: int) -> None:
+def test_quantiles_agree_with_exact_fractions(values: list[int], percent: int) -> None:
     ordered = sorted(values)
     place = Fraction(percent * (len(values) - 1), 100)
     low = int(place)
@@ -167,7 +167,7 @@ def test_quantiles_against_exact_fractions(values: list[int], percent: int) -> N
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60))
 @settings(max_examples=examples(200))
-def test_a_spread_rounds_once_and_knows_no_order(values: list[int]) -> None:
+def test_a_spread_rounds_once_and_does_not_depend_on_order(values: list[int]) -> None:
     told = spread(np.array(values, dtype=np.int64))
     assert told == spread(np.array(values[::-1], dtype=np.int64))
     assert told.mean == round(float(Fraction(sum(values), len(values) * MS)), 3)
@@ -177,7 +177,7 @@ def test_a_spread_rounds_once_and_knows_no_order(values: list[int]) -> None:
     assert quantiles[-1] <= told.max
 
 
-def test_the_builder_makes_what_it_says() -> None:
+def test_the_test_tables_have_the_given_values() -> None:
     made = table([{"arrival": 2.0, "first": 1.5, "finish": None}, rejected()])
     assert made.first_token_ns.tolist() == [3_500_000, NEVER]
     assert made.finish_ns.tolist() == [NEVER, NEVER]

@@ -48,7 +48,7 @@ def laddered(first: float = 100.0, policy: str = "hybrid", seed: int = 0) -> Rep
     return result(rows, policy=policy, setup=setup(policy, seed), stages=STAGES)
 
 
-def test_stages_worked_out_by_hand() -> None:
+def test_the_figures_of_stages_agree_with_a_computation_by_hand() -> None:
     second, third = summarize_stages(laddered())
     assert (second.rate_per_s, second.requests, second.completed) == (2.5, 3, 2)
     assert (second.ttft_ms.mean, second.ttft_ms.p90, second.ttft_ms.max) == (200.0, 280.0, 300.0)
@@ -70,7 +70,7 @@ def test_a_stage_without_answers_has_no_figures() -> None:
     assert summarize_stages(result([], stages=STAGES)) == ()
 
 
-def test_only_what_has_stages_has_them_in_its_hash() -> None:
+def test_stages_are_part_of_the_hash_if_there_are_any() -> None:
     plain, given = summarize(replace(laddered(), stages=())), summarize(laddered())
     assert plain.stages == ()
     assert len(given.stages) == 2
@@ -91,7 +91,7 @@ def test_a_report_keeps_its_stages(tmp_path: Path) -> None:
     assert report.results[0].stages == ()
 
 
-def test_a_ladder_is_the_mean_of_its_seeds_and_longest_where_one_was_cut_short() -> None:
+def test_a_ladder_is_the_mean_of_its_seeds_with_the_longest_seeds_stages() -> None:
     long, short = summarize(laddered(100.0)), summarize(laddered(200.0, seed=1))
     cut = msgspec.structs.replace(short, stages=short.stages[:1])
     groups = {"a": [long.stages, cut.stages], "b": [cut.stages]}
@@ -118,7 +118,7 @@ def test_the_terminal_shows_each_figure_by_rate(width: int) -> None:
     assert "by stage" not in console.export_text()
 
 
-def test_the_page_draws_ladders_where_there_are_some() -> None:
+def test_the_page_plots_ladders_if_there_are_any() -> None:
     results = [laddered(), laddered(50.0, "round_robin")]
     page = render_page([summarize(one) for one in results], [view(one) for one in results])
     assert page.count("As the load rises") == 1
@@ -131,13 +131,13 @@ def test_the_page_draws_ladders_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     "ladder", [{"a": [None, 3.0], "b": [None, None]}, {"a": [0.0]}, {"a": [None]}]
 )
-def test_ladders_with_holes_and_of_one_stage_are_drawn(ladder: Ladders) -> None:
+def test_ladders_with_gaps_or_one_stage_are_plotted(ladder: Ladders) -> None:
     offered = [1.0, 2.0][: len(ladder["a"])]
     assert "<svg" in ladder_plot(offered, ladder, "x", log=True)
     assert "<svg" in ladder_plot(offered, ladder, "x", log=False)
 
 
-def test_a_real_replay_knows_its_stages() -> None:
+def test_a_real_replay_reports_its_stages() -> None:
     source = "gen:inference_perf?stages=1:4,2:5,8:5&warm_ups=1&output=8&pause_s=2"
     group = WorkerGroup(2, "llama-3.1-8b-h100")
     row = summarize(replay(Setup(WorkloadSpec(source), "round_robin", (group,), block_size=16)))

@@ -59,7 +59,7 @@ def test_jains_index_is_as_published() -> None:
         max_size=30,
     )
 )
-def test_tasks_are_as_counted_one_by_one(requests: list[tuple[int, int, int, int, bool]]) -> None:
+def test_tasks_agree_with_a_plain_count(requests: list[tuple[int, int, int, int, bool]]) -> None:
     rows, tasks = [], {}
     for number, (arrival, lasts, session, group, done) in enumerate(requests):
         own = {"arrival": arrival, "session": session, "group": group}
@@ -82,7 +82,7 @@ def test_tasks_are_as_counted_one_by_one(requests: list[tuple[int, int, int, int
     assert found.fairness == (None if expected is None else pytest.approx(expected, abs=1e-5))
 
 
-def test_tables_show_tasks_where_requests_have_groups() -> None:
+def test_tables_show_tasks_if_requests_have_groups() -> None:
     turns = [job(n * 10, 320, 4, session=f"s{n % 2}") for n in range(6)]
     plain = summarize(run(turns))
     grouped = summarize(run([msgspec.structs.replace(one, group="a") for one in turns]))

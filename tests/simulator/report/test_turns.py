@@ -15,7 +15,7 @@ from tests.simulator.replayed import S, rejected, result, table
 LOST = {"first": 50.0, "finish": None, "verdict": Verdict.FAILED}
 
 
-def test_by_hand() -> None:
+def test_turns_and_waits_agree_with_a_computation_by_hand() -> None:
     rows = [
         {"session": 0, "first": 100.0},
         {"session": 1, "first": 300.0, "held": 40.0},
@@ -37,7 +37,7 @@ def test_by_hand() -> None:
     assert row.sessions.per_hour == 720.0
 
 
-def test_nobody_waits_and_nothing_runs() -> None:
+def test_figures_without_waits_or_requests_are_empty() -> None:
     row = summarize(result([{}]))
     assert row.waits == row.new_sessions.waits == NO_WAITS
     assert (row.continuations.requests, row.continuations.ttft_ms.mean) == (0, None)
@@ -47,7 +47,7 @@ def test_nobody_waits_and_nothing_runs() -> None:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(NEVER, 3), st.booleans()), max_size=30))
-def test_as_one_would_count_them(requests: list[tuple[int, bool]]) -> None:
+def test_sessions_agree_with_a_plain_count(requests: list[tuple[int, bool]]) -> None:
     rows = [{"session": s, **({} if good else rejected())} for s, good in requests]
     named = [s for s, _ in requests if s != NEVER]
     begins = [

@@ -56,7 +56,7 @@ def titles(setup: Setup, kind: str) -> list[str]:
     return [one.title for one in search.candidates(setup) if one.kind == kind]
 
 
-def test_each_candidate_differs_in_one_thing_and_says_how_to_do_it() -> None:
+def test_each_candidate_changes_one_thing_and_has_instructions() -> None:
     group = WorkerGroup(3, PROFILE, max_requests=8.0, max_kv_fraction=0.5)
     setup = base("hybrid?load_factor=3", group, block_size=256)
     made = search.candidates(setup, ["preble"])
@@ -80,7 +80,7 @@ def test_each_candidate_differs_in_one_thing_and_says_how_to_do_it() -> None:
     assert titles(base(block_size=16), "block size") == []
 
 
-def test_a_limit_of_the_router_is_a_threshold_too() -> None:
+def test_a_limit_of_the_router_is_varied_like_a_threshold() -> None:
     setup = base(router=RouterSettings(worker_requests=2))
     names = [title for title in titles(setup, "threshold") if "worker_requests" in title]
     assert names == [
@@ -92,7 +92,7 @@ def test_a_limit_of_the_router_is_a_threshold_too() -> None:
     assert any(one.setup.router == RouterSettings() for one in freed)
 
 
-def test_roles_move_one_worker_or_go() -> None:
+def test_role_candidates_move_one_worker_or_remove_the_roles() -> None:
     groups = (WorkerGroup(1, PROFILE, role="prefill"), WorkerGroup(3, PROFILE, role="decode"))
     assert titles(base("lmetric", *groups), "roles") == [
         "2 prefill + 2 decode instead of 1 prefill + 3 decode",
@@ -100,7 +100,7 @@ def test_roles_move_one_worker_or_go() -> None:
     ]
 
 
-def test_of_several_policies_the_last_one_ran_and_its_requests_were_measured() -> None:
+def test_the_last_policy_of_a_log_and_its_requests_count() -> None:
     """If a log has several policies, the last one counts, and only its requests are measured. A
     router writes a header whenever it reloads; a header with another policy starts a new count.
     """
@@ -144,14 +144,14 @@ def forecast(ttft: tuple[float, float, float], good: tuple[float, float, float])
         ((1.2, 1.1, 1.3), (0.05, 0.03, 0.07), False),
     ],
 )
-def test_what_is_clear(
+def test_a_change_is_clear_if_it_helps_beyond_its_interval_at_no_cost(
     ttft: tuple[float, float, float], good: tuple[float, float, float], clear: bool
 ) -> None:
     assert search.is_clear(forecast(ttft, good)) is clear
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=20))
-def test_one_more_recording_lies_further_off_than_the_mean(sample: list[float]) -> None:
+def test_the_interval_for_another_recording_contains_the_mean(sample: list[float]) -> None:
     found = another(sample, least=0.0)
     assert found is not None
     assert found.low is not None
@@ -167,7 +167,7 @@ def test_a_specification_is_shown_without_defaults() -> None:
     assert short("nobody_has_it?x=1") == "nobody_has_it?x=1"
 
 
-def test_turns_tell_what_answers_added_to_the_cache(tmp_path: Path) -> None:
+def test_turns_show_the_blocks_that_answers_added_to_the_cache(tmp_path: Path) -> None:
     """A replay of a log has the hit rate of the replay that wrote it, because turns tell what
     answers added to the cache.
     """
@@ -194,7 +194,7 @@ def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
     assert other.ids.tolist()[:2] == [9, 8]
 
 
-def test_turns_are_found_in_a_log_of_which_only_a_part_is_held(
+def test_turns_are_found_in_a_log_with_few_lines_read_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Turns of sessions are found in a log although only a few lines are read ahead. Two sessions
@@ -239,7 +239,7 @@ def refused(run: Run, tmp_path: Path, data: bytes, *more: object) -> str:
     return said.err
 
 
-def test_logs_of_which_nothing_can_be_said(run: Run, tmp_path: Path, log: Path) -> None:
+def test_unusable_logs_are_refused_with_the_reason(run: Run, tmp_path: Path, log: Path) -> None:
     lines = lines_of(log)
     assert "holds no requests" in refused(run, tmp_path, b"")
     assert "holds no requests" in refused(run, tmp_path, lines[0])
@@ -265,7 +265,7 @@ def test_logs_of_which_nothing_can_be_said(run: Run, tmp_path: Path, log: Path) 
         (("--budget", 0.01), "give more --budget"),
     ],
 )
-def test_wishes_that_cannot_be(
+def test_impossible_options_are_refused(
     run: Run, log: Path, options: tuple[object, ...], message: str
 ) -> None:
     said = run("advise", log, *POOL, *options)
@@ -302,7 +302,7 @@ def test_a_log_with_groups_is_replayed_with_them(tmp_path: Path, log: Path) -> N
     assert {job.parent for job in children} <= {job.group for job in jobs}
 
 
-def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path: Path) -> None:
+def test_a_mistake_is_found_and_its_forecast_is_compared_with_the_result(tmp_path: Path) -> None:
     case = replace(PLANTED[0], requests=300)
     log_of(case.setup(1), log := tmp_path / "log.jsonl")
     advice = advise(grouped(log), case.setup(1), **FEW)
@@ -344,7 +344,7 @@ def test_advice_to_change_nothing_keeps_no_forecast(run: Run, tmp_path: Path, lo
     assert answer["findings"] == []
 
 
-def test_forecasts_are_kept_once(tmp_path: Path) -> None:
+def test_forecasts_have_one_file_for_a_log(tmp_path: Path) -> None:
     assert state_path("a/log.jsonl") == Path("a/log.jsonl.advice")
     assert state_path("a/traffic/") == Path("a/traffic.advice")
     assert state_path("a/requests-*") == Path("a.advice")
@@ -356,7 +356,7 @@ def test_forecasts_are_kept_once(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(7_200)
-def test_ten_mistakes_are_found_and_ten_healthy_pools_are_left_alone(tmp_path: Path) -> None:
+def test_ten_mistakes_are_found_and_ten_healthy_pools_get_no_advice(tmp_path: Path) -> None:
     found, within, halves = [], [], []
     for case in PLANTED:
         advice = advice_on(case, tmp_path)

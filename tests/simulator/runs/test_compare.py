@@ -49,7 +49,7 @@ def three_rules(rate: float = 10.0) -> list[tuple[Setup, ReplayRow | None]]:
     return [(one, row_of(one, time)) for one, time in asked]
 
 
-def test_figures_by_hand(tmp_path: Path) -> None:
+def test_compared_figures_agree_with_a_computation_by_hand(tmp_path: Path) -> None:
     [scene] = read_scenes([written(tmp_path / "W1.results.jsonl", three_rules())])
     assert scene.name == "W1"
     found = compare_scene(scene, "least_requests")
@@ -75,7 +75,7 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert (even.mean, even.low, even.high) == (1.0, 1.0, 1.0)
 
 
-def test_good_answers_are_paired_and_what_is_unresolved_is_counted(tmp_path: Path) -> None:
+def test_good_answers_are_paired_by_seed_and_unresolved_ones_are_counted(tmp_path: Path) -> None:
     runs: list[tuple[Setup, ReplayRow | None]] = []
     for seed, base_good in enumerate((0.5, 0.9, 0.7)):
         for policy, more in (("least_requests", 0.0), ("hybrid", 0.05), ("random", 0.02 * seed)):
@@ -103,7 +103,7 @@ def test_good_answers_are_paired_and_what_is_unresolved_is_counted(tmp_path: Pat
     assert (alone.good_difference, alone.more_seeds) == (None, {"ttft_mean": None, "good": None})
 
 
-def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
+def test_the_best_rival_is_chosen_on_half_of_the_seeds_and_judged_on_the_rest(
     tmp_path: Path,
 ) -> None:
     times = {
@@ -156,7 +156,7 @@ def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=1, max_size=30))
-def test_turned_round_a_ratio_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
+def test_a_ratio_of_swapped_policies_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
     there, back = ratio_of_pairs(pairs), ratio_of_pairs([(b, a) for a, b in pairs])
     assert there is not None
     assert back is not None
@@ -167,7 +167,7 @@ def test_turned_round_a_ratio_is_its_inverse(pairs: list[tuple[float, float]]) -
             assert there.low * back.high == pytest.approx(1, rel=1e-4)
 
 
-def test_who_turns_requests_away_is_collapsed_and_no_yardstick(tmp_path: Path) -> None:
+def test_a_policy_that_rejects_requests_is_collapsed_and_no_baseline(tmp_path: Path) -> None:
     quick = setup("random", 0)
     runs = [*three_rules()[:6], (quick, row_of(quick, 1.0, lost=40))]
     [scene] = read_scenes([written(tmp_path / "a.jsonl", runs)])
@@ -177,7 +177,7 @@ def test_who_turns_requests_away_is_collapsed_and_no_yardstick(tmp_path: Path) -
     assert (first.policy, first.collapsed, first.lost_share) == ("random", 1, 0.4)
 
 
-def test_saturation_by_hand(tmp_path: Path) -> None:
+def test_saturation_loads_agree_with_a_computation_by_hand(tmp_path: Path) -> None:
     def scene_at(rate: float, ttft_ms: float, good: float) -> list[tuple[Setup, ReplayRow | None]]:
         ours, other = setup("hybrid", 0, rate=rate), setup("random", 0, rate=rate)
         return [(ours, row_of(ours, ttft_ms, good)), (other, row_of(other, 9000.0, 0.5))]
@@ -206,7 +206,9 @@ def test_saturation_by_hand(tmp_path: Path) -> None:
         ("a/trace.jsonl", 2.0, "a/trace.jsonl"),
     ],
 )
-def test_how_much_is_asked(source: str, value: float, bare: str) -> None:
+def test_the_offered_load_comes_from_the_source_or_the_speed(
+    source: str, value: float, bare: str
+) -> None:
     asked = setup()
     work = msgspec.structs.replace(asked.workload, source=source, rate_per_s=None, speed=2.0)
     found = load_of(msgspec.structs.replace(asked, workload=work))
@@ -216,7 +218,7 @@ def test_how_much_is_asked(source: str, value: float, bare: str) -> None:
     assert found.of.workload.speed == 1.0
 
 
-def test_a_file_of_sessions_has_a_rate_too() -> None:
+def test_a_file_of_sessions_has_a_rate() -> None:
     asked = setup()
     found = [
         load_of(msgspec.structs.replace(asked, workload=WorkloadSpec("a.jsonl", format=text)))
@@ -232,7 +234,7 @@ def compared(results: Sequence[Path], base: str, *policies: str, **files: Path) 
     return run_compare(results, base, console, policies, **files), console.export_text()
 
 
-def test_everything_is_shown_and_written(tmp_path: Path) -> None:
+def test_compare_shows_and_writes_all_results(tmp_path: Path) -> None:
     failed = setup("random", 7)
     runs = [*three_rules(), *three_rules(20.0), (failed, None)]
     file = written(tmp_path / "W4b.results.jsonl", runs)
@@ -257,7 +259,7 @@ def test_everything_is_shown_and_written(tmp_path: Path) -> None:
     assert "random  " not in text
 
 
-def test_the_last_run_of_a_set_up_counts_and_a_failure_never_hides_one(tmp_path: Path) -> None:
+def test_the_last_successful_run_of_a_setup_counts(tmp_path: Path) -> None:
     asked = setup("hybrid", 0)
     runs: list[tuple[Setup, ReplayRow | None]] = [
         (asked, row_of(asked, 1.0)), (asked, row_of(asked, 2.0)), (asked, None),
@@ -267,7 +269,7 @@ def test_the_last_run_of_a_set_up_counts_and_a_failure_never_hides_one(tmp_path:
     assert scene.failed == []
 
 
-def test_wrong_input_is_told(tmp_path: Path) -> None:
+def test_wrong_input_is_reported(tmp_path: Path) -> None:
     file = written(tmp_path / "a.jsonl", three_rules())
     other, empty, broken = (tmp_path / name for name in ("other", "empty", "broken"))
     other.write_text("hello\n")
@@ -284,6 +286,6 @@ def test_wrong_input_is_told(tmp_path: Path) -> None:
             compared(results, base)
 
 
-def test_names_of_files() -> None:
+def test_short_file_names_are_unique() -> None:
     paths = [Path("a/W1.results.jsonl"), Path("b/W1.jsonl"), Path("b/x.yaml.results.jsonl")]
     assert short_names(paths) == ["a/W1.results.jsonl", "b/W1.jsonl", "x"]

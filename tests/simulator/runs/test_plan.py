@@ -63,7 +63,7 @@ def found(will_do: Callable[[int], bool], start: int, low: int, high: int) -> tu
     start=st.integers(-300, 300),
     border=st.integers(-250, 300),
 )
-def test_a_sharp_border_is_found_in_few_questions(
+def test_a_sharp_border_is_found_in_few_trials(
     low: int, width: int, start: int, border: int
 ) -> None:
     high = low + width
@@ -76,7 +76,7 @@ def test_a_sharp_border_is_found_in_few_questions(
 
 
 @given(start=st.integers(1, 64), chances=st.integers(), border=st.integers(5, 40))
-def test_a_blurred_border_gives_a_number_whose_neighbours_agree(
+def test_a_noisy_border_gives_a_number_that_its_neighbours_confirm(
     start: int, chances: int, border: int
 ) -> None:
     random = Random(chances)
@@ -93,7 +93,7 @@ def test_a_blurred_border_gives_a_number_whose_neighbours_agree(
         assert good < bad
 
 
-def test_an_island_of_luck_is_passed_and_told() -> None:
+def test_a_lucky_success_below_the_border_is_skipped_and_reported() -> None:
     result, _ = found(lambda n: n == 5 or n >= 9, 5, 1, 64)
     assert result.at == 9
     assert (5, 6) in result.lucky
@@ -149,7 +149,7 @@ def smallest(policy: str, asked: PlanRequest) -> int:
         Targets(goodput_share=0.99, tpot_p90_ms=60.0),
     ],
 )
-def test_the_smallest_fleet_is_the_one_that_trying_all_gives(targets: Targets) -> None:
+def test_the_smallest_fleet_equals_that_of_an_exhaustive_search(targets: Targets) -> None:
     asked = request(targets)
     answer = planned(asked)
     assert [row.answer for row in answer.rows] == [smallest(p, asked) for p in POLICIES]
@@ -159,7 +159,7 @@ def test_the_smallest_fleet_is_the_one_that_trying_all_gives(targets: Targets) -
     assert best.gpus == 2 * best.answer
 
 
-def test_the_reasons_name_number_limit_and_seed() -> None:
+def test_the_reasons_have_number_limit_and_seed() -> None:
     answer = planned(request())
     row = answer.rows[0]
     assert row.answer is not None
@@ -175,7 +175,7 @@ def test_the_reasons_name_number_limit_and_seed() -> None:
     assert fewer in " ".join(text.split())
 
 
-def test_the_highest_rate_is_told_to_five_percent() -> None:
+def test_the_highest_rate_is_found_within_five_percent() -> None:
     asked = request(find="rate", base=synthetic.setup(workers=8, rate=1.0))
     answer = planned(asked)
     for row, policy in zip(answer.rows, POLICIES, strict=True):
@@ -191,7 +191,7 @@ def test_the_highest_rate_is_told_to_five_percent() -> None:
     assert verdict(answer).startswith("hybrid takes ")
 
 
-def test_policies_that_are_level_are_all_named() -> None:
+def test_tied_policies_are_all_named() -> None:
     twin = "hybrid?load_factor=2"
     asked = request(policies=("round_robin", "hybrid", twin))
     answer = planned(asked)
@@ -207,7 +207,7 @@ def test_policies_that_are_level_are_all_named() -> None:
     assert verdict(rate).startswith(f"hybrid and {twin}, which are equal within noise, take ")
 
 
-def test_the_same_answer_with_less_room_says_so() -> None:
+def test_an_equal_answer_with_less_headroom_is_marked() -> None:
     base = synthetic.setup(workers=2, rate=2.0)
     answer = planned(request(base=base, policies=("round_robin", "hybrid")))
     assert [row.answer for row in answer.rows] == [1, 1]
@@ -244,7 +244,7 @@ def tied(mine: list[float], theirs: list[float]) -> bool:
 
 
 @given(mine=TIMES, theirs=TIMES)
-def test_level_is_level_from_both_sides_and_by_what_the_seeds_say(
+def test_ties_are_symmetric_and_follow_the_spread_of_the_seeds(
     mine: list[float], theirs: list[float]
 ) -> None:
     found = tied(mine, theirs)
@@ -277,7 +277,7 @@ def test_the_interval_is_a_stricter_rule_than_the_mean() -> None:
     assert goodput.reason == f"goodput: {goodput.value:.1%} ≥ 50.0%"
 
 
-def test_a_narrow_miss_shows_the_digits_that_tell() -> None:
+def test_a_narrow_miss_is_shown_with_enough_digits() -> None:
     setup = synthetic.setup()
     row = synthetic.evaluate(setup)
     times = msgspec.structs.replace(row.ttft_ms, p90=2000.4)
@@ -287,7 +287,7 @@ def test_a_narrow_miss_shows_the_digits_that_tell() -> None:
     assert lost.reason == "lost: 0.00033333333 > 0"
 
 
-def test_what_cannot_be_kept_says_so() -> None:
+def test_targets_that_no_fleet_keeps_are_reported() -> None:
     answer = planned(request(Targets(ttft_mean_ms=1.0), most_workers=8))
     assert [row.answer for row in answer.rows] == [None] * 3
     assert answer.best is None
@@ -297,7 +297,7 @@ def test_what_cannot_be_kept_says_so() -> None:
     console.print(plan_table(answer), *plan_lines(answer))
 
 
-def test_runs_are_bounded_and_errors_are_told(
+def test_the_number_of_runs_is_bounded_and_errors_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = planned(request(most_runs=20))
@@ -310,7 +310,7 @@ def test_runs_are_bounded_and_errors_are_told(
     assert "2 workers: ValueError: a prompt of 9,000 tokens" in answer.rows[0].notes[0]
 
 
-def test_a_plan_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     monkeypatch.setenv("SWEEP_MARKS", str(marks))
@@ -336,7 +336,7 @@ def test_a_plan_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"base": synthetic.setup(rate=-1.0)}, "rate_per_s -1: expected a number above 0"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_plan_requests_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(SweepError) as caught:
         check_request(request(**fields))  # type: ignore[arg-type]
     assert message in str(caught.value)

@@ -48,7 +48,7 @@ def test_every_sweep_file_is_listed_and_can_be_run(traces: Path) -> None:
     assert len(set(w4b.setups)) == len(w4b.setups)
 
 
-def test_the_first_pass_needs_no_traces() -> None:
+def test_the_studys_default_part_needs_no_traces() -> None:
     steps = read_steps(StudyPart())
     assert [step.name for step in steps] == ["w1", "w2", "w3", "w4a", "w4b"]
     assert {len(step.setups) for step in steps} == {3 * len(POLICIES)}
@@ -56,7 +56,7 @@ def test_the_first_pass_needs_no_traces() -> None:
     assert {setup.policy for setup in only[0].setups} == {"hybrid|bounded_load"}
 
 
-def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> None:
+def test_the_table_part_has_each_workload_at_four_loads(traces: Path) -> None:
     steps = {step.name: step.setups for step in read_steps(StudyPart(traces, "table"))}
     drawn_often = {f"table_{name}" for name in (
         "agents_48k", "agents_28k", "coding_heavy", "coding_file"
@@ -83,7 +83,7 @@ def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> N
     assert {"dynamo_subagent_group", "dynamo_load_guard", "smg_expected_wait"} < of_coding
 
 
-def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
+def test_missing_traces_and_unknown_sweeps_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"azure_2023_conv.csv.gz: there is no such trace"):
         read_steps(StudyPart(tmp_path, "full"))
     with pytest.raises(SweepError, match=r"sweeps: unknown 'w5'; valid: w1, w2"):
@@ -101,7 +101,7 @@ def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
             read_steps(StudyPart(), tmp_path / "study.yaml")
 
 
-def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
+def test_a_study_is_run_resumed_and_compared(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = StudyPart(only=("w1", "w4b"), policies=("lmetric", "hybrid"), alone=True)
     assert run_study(asked, tmp_path, "lmetric", console, 1, evaluate)
@@ -116,7 +116,9 @@ def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
     assert "`hybrid`" in (tmp_path / "study.md").read_text()
 
 
-def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -> None:
+def test_resamples_cover_every_sweep_and_have_their_own_folder(
+    traces: Path, tmp_path: Path
+) -> None:
     listed = read_steps(StudyPart(traces, "full"))
     asked = StudyPart(traces, "full", resamples=4)
     for step, before in zip(read_steps(asked), listed, strict=True):
@@ -132,7 +134,7 @@ def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["draws"]
 
 
-def test_quick_really_replays(tmp_path: Path) -> None:
+def test_a_quick_study_replays(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = StudyPart(only=("w3",), quick=True)
     assert run_study(asked, tmp_path, "lmetric", console, 1)

@@ -53,7 +53,7 @@ def on(scheduler: str, tmp_path: Path) -> RunOptions:
     return RunOptions(tmp_path / "dask.jsonl", dask=scheduler)
 
 
-def test_a_cluster_gives_what_processes_give(scheduler: str, tmp_path: Path) -> None:
+def test_a_dask_cluster_gives_the_same_results_as_processes(scheduler: str, tmp_path: Path) -> None:
     asked = [synthetic.setup(policy, seed) for policy in synthetic.FACTORS for seed in range(5)]
     there = sweep(asked, on(scheduler, tmp_path), Console(file=io.StringIO()), synthetic.evaluate)
     here = sweep(
@@ -83,7 +83,7 @@ def test_a_run_that_raises_fails_alone(scheduler: str, tmp_path: Path) -> None:
     assert outcomes[1].error == "ValueError: a prompt of 9,000 tokens fits no worker"
 
 
-def test_no_scheduler_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_scheduler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.runs.executor.CONNECT_S", 0.2)
     with pytest.raises(SweepError, match=r"--dask tcp://127\.0\.0\.1:9: no scheduler answers"):
         sweep([], on("tcp://127.0.0.1:9", tmp_path), Console(file=io.StringIO()))
@@ -91,7 +91,7 @@ def test_no_scheduler_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         sweep([], on("nonsense://x", tmp_path), Console(file=io.StringIO()))
 
 
-def test_a_cluster_without_workers_is_said_so(tmp_path: Path) -> None:
+def test_a_cluster_without_workers_is_reported(tmp_path: Path) -> None:
     with (
         distributed.LocalCluster(
             n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1"

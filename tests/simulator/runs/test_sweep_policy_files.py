@@ -12,7 +12,9 @@ from simulator.runs.task import Keys, policy_files
 from tests.simulator import synthetic
 
 
-def test_a_changed_policy_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_policy_file_gives_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "rules_of_mine"
     folder.mkdir()

@@ -70,7 +70,7 @@ def test_hashes_do_not_depend_on_the_number_of_processes(tmp_path: Path, sheet: 
     assert len(set(hashes[0])) > 6
 
 
-def test_the_command_prints_and_writes_everything(tmp_path: Path, sheet: Path) -> None:
+def test_the_sweep_command_prints_and_writes_all_results(tmp_path: Path, sheet: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "json", "html")}
     assert run_sweep(sheet, RunOptions(jobs=2), console, **files)
@@ -87,7 +87,7 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path, sheet: Path) -
     assert msgspec.json.decode((tmp_path / "s.json").read_bytes(), type=SweepReport) == report
 
 
-def test_what_cannot_run_is_a_failed_run_with_its_reason(tmp_path: Path, sheet: Path) -> None:
+def test_an_impossible_setup_is_a_failed_run_with_its_reason(tmp_path: Path, sheet: Path) -> None:
     sheet.write_text(sheet.read_text().replace("workers: [2, 3]", "kv_tokens: [1024]"))
     console = Console(file=io.StringIO(), width=200)
     assert not run_sweep(sheet, RunOptions(jobs=1), console)

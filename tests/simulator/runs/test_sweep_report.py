@@ -106,7 +106,9 @@ def test_a_failed_seed_leaves_the_others() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.booleans()), max_size=30),
 )
-def test_the_front_is_what_nobody_beats(places: list[tuple[int, int, bool]]) -> None:
+def test_the_front_has_the_points_that_no_other_dominates(
+    places: list[tuple[int, int, bool]],
+) -> None:
     points = [made_up(x, y, 0.5 if lost else 0.0) for x, y, lost in places]
     found = front(points, PER_USER, PER_GPU)
     able = [p for p in places if not p[2]] or places
@@ -121,7 +123,7 @@ def test_the_front_is_what_nobody_beats(places: list[tuple[int, int, bool]]) -> 
     assert pairs == sorted(pairs, key=lambda pair: -(pair[0] or 0))
 
 
-def test_who_turns_requests_away_is_no_rival() -> None:
+def test_a_policy_that_rejects_requests_is_no_rival() -> None:
     quick, slow = outcome("hybrid"), outcome("round_robin")
     assert quick.row is not None
     turned = msgspec.structs.replace(quick.row, requests=100, rejected=5)
@@ -141,7 +143,7 @@ def test_tables_name_the_best_at_each_load() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_pictures_of_load_have_a_line_for_each_policy_and_one_for_each_fleet() -> None:
+def test_load_plots_exist_for_each_fleet_with_a_line_for_each_policy() -> None:
     pictures = load_pictures(points_of(swept()), TTFT)
     assert [each.title for each in pictures] == ["workers 4", "workers 8"]
     for each in pictures:
@@ -158,7 +160,7 @@ def test_pictures_of_load_have_a_line_for_each_policy_and_one_for_each_fleet() -
     assert load_pictures(points_of([outcome(seed=n) for n in (1, 2)]), TTFT) == []
 
 
-def test_pages_of_little_are_pages_as_well() -> None:
+def test_pages_with_little_data_are_valid() -> None:
     one = outcome()
     failed = RunOutcome(one.task, None, "ValueError: <nothing>")
     assert one.row is not None
@@ -174,7 +176,7 @@ def test_pages_of_little_are_pages_as_well() -> None:
     assert "ValueError: &lt;nothing&gt;" in render_page([failed], [], "little")
 
 
-def test_the_page_says_what_won_and_is_the_same_each_time() -> None:
+def test_the_page_names_the_winner_and_is_reproducible() -> None:
     outcomes = [outcome(policy, seed) for policy in synthetic.FACTORS for seed in (1, 2)]
     page = render_page(outcomes, points_of(outcomes), "a sweep")
     assert page == render_page(outcomes, points_of(outcomes), "a sweep")
@@ -183,13 +185,13 @@ def test_the_page_says_what_won_and_is_the_same_each_time() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_page_fits_its_window_and_needs_nothing_from_outside(tmp_path: Path) -> None:
+def test_the_page_fits_its_window_and_loads_no_external_resources(tmp_path: Path) -> None:
     runs = [*swept(), RunOutcome(outcome(seed=9).task, None, "its process was killed")]
     page = render_page(runs, points_of(runs), "a test")
     assert [view["images"] for view in seen(tmp_path, (page, DESK), (page, PHONE))] == [4, 4]
 
 
-def test_numbers_of_a_crowded_front_do_not_cover_each_other() -> None:
+def test_labels_of_a_crowded_front_do_not_overlap() -> None:
     crowded = [made_up(10 + n / 100, 10 - n / 100) for n in range(50)]
     far = [made_up(0.0, 20.0), made_up(20.0, 0.0)]
     page = render_page([], [*crowded, *far], "crowded")
@@ -220,7 +222,7 @@ def test_choices_are_paired_by_seed() -> None:
     assert beside(TTFT, ours, points_of([outcome("hybrid", 9)])[0]) is None, "no common seed"
 
 
-def test_the_best_stands_beside_the_next_in_every_report() -> None:
+def test_every_report_compares_the_best_with_the_second_best() -> None:
     outcomes = [o for o in swept() if o.task.setup.workload.rate_per_s == 12.0]
     points = points_of([o for o in outcomes if o.task.setup.groups[0].count == 4])
     console = Console(file=io.StringIO(), record=True, width=200, force_terminal=False)

@@ -85,7 +85,7 @@ def test_a_run_that_raises_fails_alone_and_is_not_tried_again(tmp_path: Path, ma
     assert len(list(marks.iterdir())) == 1
 
 
-def test_a_sweep_goes_on_where_it_was(tmp_path: Path, marks: Path) -> None:
+def test_a_sweep_resumes(tmp_path: Path, marks: Path) -> None:
     sweep(setups(2), options(tmp_path), silent(), synthetic.counted)
     assert len(list(marks.iterdir())) == 2
     more = [*setups(3), synthetic.setup("round_robin")]  # a changed file: two runs are new
@@ -101,7 +101,7 @@ def test_failed_runs_are_run_again(tmp_path: Path, marks: Path) -> None:
     assert len(list(marks.glob("run-*"))) == 1
 
 
-def test_a_changed_trace_is_another_run(tmp_path: Path) -> None:
+def test_a_changed_trace_gives_another_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("one")
     workload = synthetic.setup().workload
@@ -127,7 +127,7 @@ def outcomes(count: int = 4) -> list[RunOutcome]:
 
 @settings(max_examples=examples(30))
 @given(cut=st.integers(min_value=0))
-def test_a_torn_file_loses_its_torn_line_only(
+def test_a_torn_results_file_loses_only_its_torn_line(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "results"
@@ -145,7 +145,7 @@ def test_a_torn_file_loses_its_torn_line_only(
     assert path.read_bytes() == whole
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_files_that_are_no_results_are_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("remember the milk")
     with pytest.raises(SweepError, match="not a file of sweep results"):
@@ -185,7 +185,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays_behind_when_it_is_ended(
+def test_no_process_remains_when_a_sweep_is_ended(
     tmp_path: Path, marks: Path, number: signal.Signals
 ) -> None:
     script = tmp_path / "sweeper.py"
@@ -226,14 +226,14 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_estimate_goes_by_what_was_measured(tmp_path: Path) -> None:
+def test_the_estimate_uses_the_measured_runs(tmp_path: Path) -> None:
     keys = Keys()
     tasks = [keys.task(setup) for setup in setups(4)]
     assert estimate_s(tasks, [], jobs=2) is None
     assert estimate_s(tasks, outcomes(1), jobs=2) == pytest.approx(4 * 0.1 / 2)
 
 
-def test_csv_and_json_say_the_same() -> None:
+def test_csv_and_json_have_the_same_figures() -> None:
     done = [*outcomes(2), replace_policy("round_robin")]
     report = as_json(done, points_of(done))
     decoded = msgspec.json.decode(report, type=SweepReport)
@@ -253,7 +253,7 @@ def replace_policy(policy: str) -> RunOutcome:
     return RunOutcome(Keys().task(setup), synthetic.evaluate(setup))
 
 
-def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> None:
+def test_a_sweep_shows_the_remaining_runs_and_time(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     sweep(setups(2), options(tmp_path), console, synthetic.evaluate)
     sweep(setups(4), options(tmp_path, jobs=1), console, synthetic.evaluate)
@@ -270,7 +270,7 @@ def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_failed_runs_are_told_at_once(tmp_path: Path) -> None:
+def test_failed_runs_are_reported_at_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     with RunResults(options(tmp_path), console, synthetic.evaluate) as runs:
         task = Keys().task(synthetic.setup("hybrid", 3))

@@ -124,7 +124,7 @@ def test_a_random_search_draws_from_ranges() -> None:
     assert 3 < sum(x < 1 for x in drawn) / 2 < 17  # each ratio as likely as any other
 
 
-def test_what_leaves_nothing_to_choose_is_drawn_once() -> None:
+def test_a_policy_without_a_range_is_drawn_once() -> None:
     search = {
         "policies": ["round_robin", {"hybrid": {"load_factor": {"linear": [0, 4]}}}],
         "samples": 10,
@@ -141,7 +141,9 @@ def test_what_leaves_nothing_to_choose_is_drawn_once() -> None:
     width=st.integers(1, 1000),
     steps=st.integers(2, 50),
 )
-def test_steps_of_a_range_rise_from_end_to_end(kind: str, low: int, width: int, steps: int) -> None:
+def test_the_steps_of_a_range_rise_from_one_end_to_the_other(
+    kind: str, low: int, width: int, steps: int
+) -> None:
     found = parse_values("x", {kind: [low, low + width], "steps": steps}, grid=True).listed
     numbers = [float(value) for value in found if value is not None]
     assert numbers == sorted(set(numbers))
@@ -248,11 +250,13 @@ def test_steps_of_a_range_rise_from_end_to_end(kind: str, low: int, width: int, 
         ({"workload": {}, "grid": {"policies": ["hybrid"]}}, "missing required field `source`"),
     ],
 )  # fmt: skip
-def test_wrong_files_say_where_and_what(parts: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_wrong_file_names_place_and_problem(
+    parts: dict[str, Any], message: str
+) -> None:
     assert message in refused(**parts)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     told = refused(grid={"policies": ["hybird", "round"], "worker": [1], "seeds": []})
     assert [name in told for name in ("worker", "seeds")] == [True, True]
     told = refused(grid={"policies": ["hybird", "rund_robin"]})
@@ -272,7 +276,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ("x: 2001-13-01", "not YAML: month must be in 1..12"),
     ],
 )
-def test_files_that_are_no_such_yaml(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_are_no_sweep_are_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(text)
     with pytest.raises(SweepError, match=message) as caught:

@@ -42,7 +42,7 @@ def test_a_sweep_varies_parameters_of_the_policy_and_of_its_wrappers() -> None:
         ({"hybrid|bounded_load?epsilon=1": {}}, "is no policy"),
     ],
 )
-def test_a_sweep_refuses_what_is_no_wrapper(given: object, says: str) -> None:
+def test_a_sweep_refuses_an_invalid_wrapper(given: object, says: str) -> None:
     with pytest.raises(SweepError, match=says):
         specs(given)
 
@@ -58,5 +58,5 @@ def test_a_label_is_a_specification() -> None:
     assert labels(rows) == wanted
 
 
-def test_help_names_the_wrappers() -> None:
+def test_help_lists_the_wrappers() -> None:
     assert "wrappers: thresholds, bounded_load, late_binding, progressive" in known()

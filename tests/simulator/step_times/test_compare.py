@@ -48,7 +48,7 @@ def test_kernels_are_within_ten_percent_of_the_table_row_by_row(name: str) -> No
     assert mixed.median < 0.25  # not fitted: tables add FP8 prefill and decode up differently
 
 
-def test_most_profiles_have_no_row_outside() -> None:
+def test_most_profiles_have_no_row_outside_the_tolerance() -> None:
     clean = [
         name
         for name, rows in rows_by_profile().items()
@@ -58,7 +58,7 @@ def test_most_profiles_have_no_row_outside() -> None:
 
 
 @pytest.mark.parametrize("name", REFITTED)
-def test_the_built_in_constants_are_the_fit_to_two_thirds_of_the_rows(name: str) -> None:
+def test_the_built_in_constants_are_fitted_to_two_thirds_of_the_rows(name: str) -> None:
     found = fit_kernels(rows_by_profile()[name], BY_NAME[name].model.expert_share)
     shipped = profile(name).step_time
     for constant in ("linear_s", "pair_s", "weights_s", "context_s", "experts_s", "softmax_p"):
@@ -69,7 +69,7 @@ def test_the_built_in_constants_are_the_fit_to_two_thirds_of_the_rows(name: str)
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", REFITTED)
-def test_rows_that_a_fit_did_not_see_are_within_twelve_percent(name: str, seed: int) -> None:
+def test_rows_left_out_of_a_fit_are_within_twelve_percent(name: str, seed: int) -> None:
     found = fit_kernels(rows_by_profile()[name], BY_NAME[name].model.expert_share, seed)
     assert len(found.held) == 34
     assert all(found.rows[place].kind != "mixed" for place in found.held)
@@ -77,7 +77,7 @@ def test_rows_that_a_fit_did_not_see_are_within_twelve_percent(name: str, seed: 
     assert off.max() < HELD_TOLERANCE
 
 
-def test_agents_long_prefixes_cost_what_the_table_says() -> None:
+def test_prefills_after_long_prefixes_take_the_tables_time() -> None:
     """A prefill of 8,192 tokens after a cached prefix of 122,880 takes as long as the table says.
     Profiles from data sheets were 40 % too slow there.
     """
@@ -87,14 +87,14 @@ def test_agents_long_prefixes_cost_what_the_table_says() -> None:
     assert row.kernels_s(profile(name).step_time) == pytest.approx(row.seconds, rel=0.05)
 
 
-def test_capacity_is_what_weights_and_activations_leave() -> None:
+def test_kv_capacity_is_the_memory_that_weights_and_activations_leave() -> None:
     # 0.9 x 80 GB - 65.5 / 2 - 4 = 35.25 GB a GPU, 262,144 bytes a token on two GPUs.
     assert kv_tokens(BY_NAME["qwen3-32b-h100-tp2"]) == 269_000
     # A latent lies on every GPU: 0.9 x 141 - 688.6 / 8 - 4 = 36.8 GB, 35,136 bytes a token.
     assert kv_tokens(BY_NAME["deepseek-r1-h200-tp8"]) == 1_048_000
 
 
-def test_provenance_names_table_errors_and_the_source_of_cpu_time() -> None:
+def test_the_provenance_names_table_errors_and_source_of_cpu_time() -> None:
     row: TabledProfile = BY_NAME["llama-3.1-8b-h100"]
     rows = tuple(rows_by_profile()[row.name])
     wrong = replace(profile(row.name).step_time, weights_s=0.02)
@@ -108,7 +108,7 @@ def made_up(step_time: StepTime) -> Profile:
     return Profile("mine", step_time, 1000, 1, "made up")
 
 
-def test_a_row_is_priced_by_its_kernels_alone() -> None:
+def test_the_time_of_a_row_is_that_of_its_kernels_only() -> None:
     step_time = StepTime(1e-5, 1e-9, 1e-3, 1e-8, overhead_s=5.0, seq_s=5.0, softmax_p=1.0)
     rows = [TableRow(100, 1000, 0, 0, 1.0), TableRow(0, 0, 4, 500, 1.0)]
     assert rows[0].kernels_s(step_time) == pytest.approx(0.001 + 0.001 + 1e-9 * 100 * 1050)
@@ -117,7 +117,7 @@ def test_a_row_is_priced_by_its_kernels_alone() -> None:
     assert errors(step_time, rows).tolist() == pytest.approx(expected)
 
 
-def test_rows_outside_come_worst_first_and_mixed_steps_never() -> None:
+def test_rows_outside_are_sorted_worst_first_and_exclude_mixed_steps() -> None:
     step_time = StepTime(0.0, 0.0, 1.0, 0.0)
     rows = [
         TableRow(1, 0, 0, 0, 1.05),
@@ -168,14 +168,14 @@ HEADING = "profile,prefill_tokens,cached_tokens,decodes,context_tokens,seconds"
         (f"{HEADING}\nx,1,{'9' * 30},0,0,1\n", "line 2: cached_tokens"),
     ],
 )
-def test_a_wrong_table_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_the_error_for_a_wrong_table_names_the_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(TableError, match=says):
         read_rows(path)
 
 
-def test_what_is_no_table_at_all_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="cannot be read"):
         read_rows(tmp_path / "missing.csv")
     path = tmp_path / "rows.csv"
@@ -185,7 +185,7 @@ def test_what_is_no_table_at_all_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_table_or_an_error(
+def test_any_bytes_are_a_table_or_a_table_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "rows.csv"

@@ -30,7 +30,7 @@ def stored_as(shape: ModelShape, name: str) -> ModelShape:
     return replace(shape, stored=Stored(storage, storage, storage))
 
 
-def test_kv_has_what_weights_leave(tmp_path: Path) -> None:
+def test_kv_memory_is_what_weights_leave(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "llama-3.1-8b")
     found = derived(shape, Deployment(H100), "x")
     assert found.profile.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
@@ -40,7 +40,7 @@ def test_kv_has_what_weights_leave(tmp_path: Path) -> None:
     assert eight.kv_capacity_tokens == pytest.approx(2 * found.profile.kv_capacity_tokens, rel=1e-4)
 
 
-def test_a_latent_vector_is_on_every_gpu(tmp_path: Path) -> None:
+def test_a_latent_kv_vector_is_on_every_gpu(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "deepseek-v3")
     found = derived(shape, Deployment(H200, 8, kv_fp8=True), "x")
     room = 0.9 * 141e9 - weight_bytes(shape) / 8 - 4e9
@@ -48,7 +48,7 @@ def test_a_latent_vector_is_on_every_gpu(tmp_path: Path) -> None:
     assert found.profile.kv_capacity_tokens == int(room / (61 * 576))
 
 
-def test_few_kv_heads_are_on_several_gpus(tmp_path: Path) -> None:
+def test_few_kv_heads_are_replicated_on_several_gpus(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "qwen3-30b-a3b")
     four, eight = (derived(shape, Deployment(H100, n), "x").profile for n in (4, 8))
     assert four.step_time.context_s == eight.step_time.context_s
@@ -56,7 +56,7 @@ def test_few_kv_heads_are_on_several_gpus(tmp_path: Path) -> None:
     assert eight.kv_capacity_tokens < 1.4 * four.kv_capacity_tokens
 
 
-def test_windows_do_not_grow(tmp_path: Path) -> None:
+def test_kv_of_window_layers_does_not_grow_with_the_context(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "gemma-3-27b")
     found = derived(shape, Deployment(H200), "x")
     layer = 2 * 16 * 128 * 2
@@ -71,7 +71,7 @@ def test_windows_do_not_grow(tmp_path: Path) -> None:
     assert any("window" in one for one in found.assumed)
 
 
-def test_more_gpus_take_less_each_and_speak_to_each_other(tmp_path: Path) -> None:
+def test_more_gpus_have_less_work_each_and_more_communication(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "llama-3.1-70b")
     four, eight = (step_time(shape, Deployment(H100, n)) for n in (4, 8))
     assert eight.pair_s == pytest.approx(four.pair_s / 2)
@@ -80,7 +80,7 @@ def test_more_gpus_take_less_each_and_speak_to_each_other(tmp_path: Path) -> Non
     assert four.weights_s / 2 < eight.weights_s < four.weights_s
 
 
-def test_smaller_weights_are_read_sooner(tmp_path: Path) -> None:
+def test_smaller_weights_are_read_faster(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "qwen3-32b")
     half = step_time(stored_as(shape, "fp8"), Deployment(H100, 2))
     quarter = step_time(stored_as(shape, "int4"), Deployment(H100, 2))
@@ -90,7 +90,7 @@ def test_smaller_weights_are_read_sooner(tmp_path: Path) -> None:
     assert quarter.linear_s == whole.linear_s  # its products are in BF16
 
 
-def test_whole_experts_wait_for_the_busiest(tmp_path: Path) -> None:
+def test_unsplit_experts_wait_for_the_busiest_gpu(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "qwen3-235b-a22b")
     parts, whole = (step_time(shape, Deployment(H200, 8, split)) for split in (False, True))
     assert whole.linear_s > parts.linear_s
@@ -98,7 +98,7 @@ def test_whole_experts_wait_for_the_busiest(tmp_path: Path) -> None:
     assert parts.expert_share == 8 / 128
 
 
-def test_what_does_not_fit_says_what_would(tmp_path: Path) -> None:
+def test_the_error_for_a_model_that_does_not_fit_names_enough_gpus(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "llama-3.1-70b")
     with pytest.raises(DeploymentError, match=r"141\.1 GB .* lacks 73\.8 GB.* 4 GPUs would do"):
         derived(shape, Deployment(H100), "x")
@@ -106,7 +106,7 @@ def test_what_does_not_fit_says_what_would(tmp_path: Path) -> None:
         derived(replace(shape, dense_width=1 << 21), Deployment(H100), "x")
 
 
-def test_what_cannot_be_split_says_what_can(tmp_path: Path) -> None:
+def test_the_error_for_an_impossible_split_lists_the_valid_ones(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "qwen3-32b")
     with pytest.raises(DeploymentError, match=r"64 attention heads .* 3 GPUs; valid: 1, 2, 4, 8"):
         derived(shape, Deployment(H100, 3), "x")
@@ -125,7 +125,7 @@ def test_assumptions_are_in_the_provenance(tmp_path: Path) -> None:
     assert "median 4 %" in found.error
 
 
-def test_what_nobody_measured_promises_little(tmp_path: Path) -> None:
+def test_unmeasured_features_have_a_caveat_in_the_stated_error(tmp_path: Path) -> None:
     latent = shape_of(tmp_path, "deepseek-v3")
     assert "nobody" in derived(latent, Deployment(H100, 16), "x").error
     more = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
@@ -138,7 +138,7 @@ def test_what_nobody_measured_promises_little(tmp_path: Path) -> None:
     assert found.profile.step_time.pair_s < step_time(latent, Deployment(H200, 8)).pair_s
 
 
-def test_a_profile_is_kept_in_a_file(tmp_path: Path) -> None:
+def test_a_profile_is_stored_in_a_file(tmp_path: Path) -> None:
     found = derived(shape_of(tmp_path, "gpt-oss-20b"), Deployment(H100), "mine").profile
     write_profile(found, tmp_path / "mine.json")
     assert read_profile(tmp_path / "mine.json") == found

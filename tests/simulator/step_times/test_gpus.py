@@ -21,7 +21,7 @@ def cases() -> tuple[Case, ...]:
 
 
 @pytest.mark.parametrize("gpu", sorted(GPUS))
-def test_errors_are_within_what_is_promised(gpu: str) -> None:
+def test_errors_are_within_the_stated_errors(gpu: str) -> None:
     found = errors_by_kind(cases(), GPUS[gpu])
     assert found.keys() == GPUS[gpu].errors.keys()
     for kind, errors in found.items():
@@ -30,7 +30,7 @@ def test_errors_are_within_what_is_promised(gpu: str) -> None:
         assert most <= 1.1 * GPUS[gpu].errors[kind][1]
 
 
-def test_no_model_is_far_off() -> None:
+def test_no_model_has_large_errors() -> None:
     for case in cases():
         errors = [100 * abs(error) for error in case.errors(GPUS[case.gpu])]
         middle, most, _ = summary(errors)
@@ -38,7 +38,7 @@ def test_no_model_is_far_off() -> None:
         assert most <= MOST_P90, case.name
 
 
-def test_models_that_nothing_was_fitted_to_are_near_as_well() -> None:
+def test_models_without_fitted_rows_have_small_errors() -> None:
     """Computed times are near the tables for models with no fitted row, too, among them models with
     linear attention, with Mamba layers, and with heads of 256.
     """
@@ -57,7 +57,7 @@ def test_every_kind_of_model_and_every_gpu_was_compared() -> None:
     assert {case.gpus for case in cases()} == {1, 2, 4, 8}
 
 
-def test_shares_are_those_that_fit_best() -> None:
+def test_efficiency_shares_are_the_best_fit() -> None:
     gpu = GPUS["a100"]
     found = fitted(gpu, [case for case in cases() if case.gpu == "a100"])
     written = numbers_of(gpu.shares)
@@ -66,7 +66,7 @@ def test_shares_are_those_that_fit_best() -> None:
 
 
 @pytest.mark.parametrize("gpu", sorted(GPUS))
-def test_shares_are_shares(gpu: str) -> None:
+def test_efficiency_shares_are_between_0_and_1(gpu: str) -> None:
     for name, value in numbers_of(GPUS[gpu].shares).items():
         if name not in ("p", "experts_p"):
             assert 0 < value < 1, name
@@ -76,7 +76,7 @@ def test_shares_are_shares(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", sorted(GPUS))
-def test_more_gpus_than_were_measured_are_as_fast_as_the_most(gpu: str) -> None:
+def test_more_gpus_than_measured_are_as_fast_as_the_largest_measured_number(gpu: str) -> None:
     record = GPUS[gpu]
     assert record.all_reduce_bytes_s(3) == record.all_reduce[4]
     assert record.all_reduce_bytes_s(16) == record.all_reduce[8]

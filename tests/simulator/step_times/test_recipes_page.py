@@ -23,7 +23,9 @@ NAMES = {"gemma-3-27b": "Gemma 3 27B"}
 COUNTS = {"one": "1", "two": "2", "eight": "8"}
 
 
-def test_memory_is_what_profile_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_memory_on_the_page_is_that_printed_by_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     names = {NAMES.get(name, name).lower(): name for name in CONFIGS}
     rows = ROW.findall(PAGE)
     assert len(rows) == 7
@@ -33,7 +35,9 @@ def test_memory_is_what_profile_prints(tmp_path: Path, capsys: pytest.CaptureFix
         assert f"KV: {tokens} tokens of {token_bytes} bytes" in capsys.readouterr().out, model
 
 
-def test_each_line_gives_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_each_command_on_the_page_is_a_valid_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     model = str(write_model(tmp_path))
     blocks = re.findall(r"^```sh\nwarmroute serve (.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 9

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Config, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_fields_are_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_wrong_field_names_it(tmp_path: Path, name: str) -> None:
     more, field = REFUSED[name]
     path = written(tmp_path, {**BASE, **more})
     with pytest.raises(ConfigError, match=field) as refused:
@@ -67,7 +67,7 @@ def test_fields_are_refused_by_name(tmp_path: Path, name: str) -> None:
     [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000, b"{" + b" " * MAX_FILE_BYTES + b"}"],
     ids=["empty", "cut", "a list", "a number", "no text", "deep", "large"],
 )
-def test_files_are_refused_by_name(tmp_path: Path, text: bytes) -> None:
+def test_the_error_for_a_wrong_file_names_it(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text)
     with pytest.raises(ConfigError) as refused:
@@ -75,7 +75,7 @@ def test_files_are_refused_by_name(tmp_path: Path, text: bytes) -> None:
     assert str(path) in str(refused.value)
 
 
-def test_no_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "no.json", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_shape(path)
@@ -115,7 +115,7 @@ QUANTIZATIONS = st.dictionaries(st.sampled_from(QUANTIZATION), VALUES)
     st.integers(1, 16),
     st.booleans(),
 )
-def test_no_config_raises_anything_else(
+def test_any_config_is_read_or_raises_a_config_error(
     tmp_path: Path, base: str, more: Config, stored: Config | None, gpu: str, gpus: int, ep: bool
 ) -> None:
     config = {**CONFIGS[base], **more}
@@ -137,7 +137,7 @@ def test_no_config_raises_anything_else(
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_raise_anything_else(
+def test_any_bytes_raise_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, text: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("bytes") / "config.json"

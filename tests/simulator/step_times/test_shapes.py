@@ -40,7 +40,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_parameters_are_as_published(tmp_path: Path, name: str) -> None:
+def test_parameter_counts_are_as_published(tmp_path: Path, name: str) -> None:
     total, active = PUBLISHED[name]
     found = shape_of(tmp_path, name)
     assert found.parameters / 1e9 == pytest.approx(total, rel=0.02)
@@ -62,18 +62,20 @@ def test_parameters_are_as_published(tmp_path: Path, name: str) -> None:
         ("nemotron-3-nano-30b", (6, 0, 0, 23)),
     ],
 )
-def test_layers_by_kind(tmp_path: Path, name: str, layers: tuple[int, int, int, int]) -> None:
+def test_layers_are_counted_by_kind(
+    tmp_path: Path, name: str, layers: tuple[int, int, int, int]
+) -> None:
     found = shape_of(tmp_path, name)
     kinds = (found.full_layers, found.window_layers, found.dense_layers, found.expert_layers)
     assert kinds == layers
 
 
-def test_a_folder_stands_for_its_config(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_its_config(tmp_path: Path) -> None:
     found = shape_of(tmp_path, "qwen3-32b")
     assert read_shape(tmp_path) == found
 
 
-def test_widths_of_attention(tmp_path: Path) -> None:
+def test_attention_widths_are_read(tmp_path: Path) -> None:
     assert shape_of(tmp_path, "qwen3-32b").attention == Heads(64, 8, 128, 128)
     assert shape_of(tmp_path, "deepseek-v3").attention == Latent(128, 1536, 512, 128, 64, 128)
     assert shape_of(tmp_path, "deepseek-v3").attention.kv_values == 576
@@ -102,7 +104,7 @@ WINDOWS: dict[str, tuple[Config, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(WINDOWS))
-def test_windows(tmp_path: Path, name: str) -> None:
+def test_window_layers_are_read(tmp_path: Path, name: str) -> None:
     more, layers = WINDOWS[name]
     found = read_shape(written(tmp_path, {**CONFIGS["qwen3-8b"], **more}))
     assert (found.full_layers, found.window_layers) == layers
@@ -119,7 +121,7 @@ EXPERTS: dict[str, tuple[Config, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(EXPERTS))
-def test_layers_of_experts(tmp_path: Path, name: str) -> None:
+def test_expert_layers_are_read(tmp_path: Path, name: str) -> None:
     more, layers = EXPERTS[name]
     found = read_shape(written(tmp_path, {**CONFIGS["qwen3-30b-a3b"], **more}))
     assert (found.dense_layers, found.expert_layers) == layers
@@ -168,14 +170,14 @@ QUANTIZED: dict[str, tuple[Config, tuple[str, bool]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(QUANTIZED))
-def test_formats_of_weights(tmp_path: Path, name: str) -> None:
+def test_weight_formats_are_read(tmp_path: Path, name: str) -> None:
     more, (storage, kv_fp8) = QUANTIZED[name]
     found = read_shape(written(tmp_path, {**CONFIGS["qwen3-8b"], "quantization_config": more}))
     assert {found.stored.attention.name, found.stored.dense.name} == {storage}
     assert found.kv_fp8 == kv_fp8
 
 
-def test_what_is_left_as_it_was_stays_bf16(tmp_path: Path) -> None:
+def test_unquantized_weights_stay_bf16(tmp_path: Path) -> None:
     found = shape_of(tmp_path, "gpt-oss-20b")
     assert (found.stored.attention.name, found.stored.experts.name) == ("bf16", "mxfp4")
     assert any("attention" in one for one in found.assumed)
@@ -184,7 +186,7 @@ def test_what_is_left_as_it_was_stays_bf16(tmp_path: Path) -> None:
     assert few.stored.attention.name == "fp8"
 
 
-def test_the_format_may_stand_beside(tmp_path: Path) -> None:
+def test_the_format_is_read_from_a_separate_quantization_file(tmp_path: Path) -> None:
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     found = shape_of(tmp_path, "llama-3.1-8b")
@@ -211,17 +213,17 @@ SAID: dict[str, tuple[Config, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(SAID))
-def test_assumptions_are_said(tmp_path: Path, name: str) -> None:
+def test_assumptions_are_listed(tmp_path: Path, name: str) -> None:
     more, mark = SAID[name]
     found = read_shape(written(tmp_path, {**CONFIGS["qwen3-8b"], **more}))
     assert any(mark in one for one in found.assumed)
 
 
-def test_a_config_that_says_everything_needs_no_assumption(tmp_path: Path) -> None:
+def test_a_complete_config_needs_no_assumption(tmp_path: Path) -> None:
     assert shape_of(tmp_path, "qwen3-32b").assumed == ()
 
 
-def test_sparse_attention(tmp_path: Path) -> None:
+def test_sparse_attention_is_read(tmp_path: Path) -> None:
     more = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
     found = read_shape(written(tmp_path, {**CONFIGS["deepseek-v3"], **more}))
     assert isinstance(found.attention, Latent)

@@ -30,7 +30,7 @@ def names(chainer: Chainer, one: Job, serial: int = 0) -> list[int]:
     return [int(value) for value in chain]
 
 
-def test_equal_sizes_take_one_name_per_full_block() -> None:
+def test_equal_block_sizes_give_one_name_per_full_block() -> None:
     chainer = Chainer(512, 512)
     listed, full_only = job(1300, [1, 2, 3]), job(1300, [1, 2])
     assert len(names(chainer, listed)) == 2
@@ -38,7 +38,7 @@ def test_equal_sizes_take_one_name_per_full_block() -> None:
     assert 1 not in names(chainer, listed)
 
 
-def test_an_answer_goes_on_where_the_next_turn_will() -> None:
+def test_names_of_an_answer_are_those_of_the_next_turn() -> None:
     first = job(1300, [1, 2, 3], answer=(4, 5), output=800)
     second = job(2200, [1, 2, 4, 5, 6])
     for engine in (512, 1024, 64, 256):
@@ -48,7 +48,7 @@ def test_an_answer_goes_on_where_the_next_turn_will() -> None:
         assert before == after[: len(before)]
 
 
-def test_smaller_blocks_reach_as_far_as_the_prompt_does() -> None:
+def test_smaller_blocks_cover_the_whole_prompt() -> None:
     chainer = Chainer(512, 64)
     one = names(chainer, job(1300, [1, 2, 3]))
     assert len(one) == 1300 // 64
@@ -60,7 +60,7 @@ def test_smaller_blocks_reach_as_far_as_the_prompt_does() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 512, 1 << 22, 1 << 32])
-def test_derived_names_do_not_meet(step: int) -> None:
+def test_derived_names_do_not_collide(step: int) -> None:
     """Names derived from the ids that sources have do not collide, whether ids are consecutive or
     numbered by part and block.
     """
@@ -92,7 +92,7 @@ def test_without_ids_every_block_is_private() -> None:
 
 
 @pytest.mark.parametrize(("source", "engine"), [(512, 48), (64, 100), (0, 16), (16, 0)])
-def test_sizes_that_do_not_fit_are_refused(source: int, engine: int) -> None:
+def test_block_sizes_that_do_not_divide_are_refused(source: int, engine: int) -> None:
     with pytest.raises(TraceError, match="block size"):
         Chainer(source, engine)
 
@@ -103,7 +103,7 @@ def test_sizes_that_do_not_fit_are_refused(source: int, engine: int) -> None:
     source=st.sampled_from([4, 8]),
     engine=st.sampled_from([1, 2, 4, 8, 16, 24]),
 )
-def test_equal_names_exactly_where_the_texts_agree(
+def test_names_are_equal_exactly_where_texts_agree(
     data: st.DataObject, source: int, engine: int
 ) -> None:
     """Names are equal exactly where the texts agree; prompts are lists of tokens with an id for

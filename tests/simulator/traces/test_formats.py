@@ -37,7 +37,7 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "traces"
 
 
 @pytest.mark.parametrize("packed", PACKED)
-def test_mooncake_however_it_is_packed(tmp_path: Path, packed: str) -> None:
+def test_mooncake_traces_are_read_in_any_compression(tmp_path: Path, packed: str) -> None:
     lines = (MOONCAKE, "", {**MOONCAKE, "hash_ids": [0, 1], "session_id": 9, "output_length": 0})
     spec = write(tmp_path, *lines, packed=packed)
     one, two = read(spec)
@@ -50,7 +50,7 @@ def test_mooncake_however_it_is_packed(tmp_path: Path, packed: str) -> None:
     assert stream.fraction_read() == 1.0
 
 
-def test_qwen_sessions_are_the_root_chats(tmp_path: Path) -> None:
+def test_qwen_sessions_are_named_by_their_root_chat(tmp_path: Path) -> None:
     child = {**QWEN, "chat_id": 8, "parent_chat_id": 7, "timestamp": 62}
     grandchild = {**QWEN, "chat_id": 9, "parent_chat_id": 8, "timestamp": 62.25}
     stranger = {**QWEN, "chat_id": 10, "parent_chat_id": 2, "timestamp": 63}
@@ -62,7 +62,7 @@ def test_qwen_sessions_are_the_root_chats(tmp_path: Path) -> None:
     assert [(name, len(turns)) for name, turns in sessions(iter(jobs))] == [("7", 3), ("2", 1)]
 
 
-def test_the_request_log_is_put_in_order_of_arrival(tmp_path: Path) -> None:
+def test_the_request_log_is_sorted_by_arrival(tmp_path: Path) -> None:
     early = {**LOGGED, "at": 1_699_999_980.25, "output_tokens": None, "session": None}
     nobody = {**LOGGED, "model": None}
     other = {**LOGGED, "model": "n", "at": 1_700_000_001}
@@ -77,7 +77,7 @@ def test_the_request_log_is_put_in_order_of_arrival(tmp_path: Path) -> None:
     assert open_jobs(spec).errors.total == 0
 
 
-def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
+def test_the_routers_own_request_log_is_read(tmp_path: Path) -> None:
     """The reader of traces reads the lines of the router's request log, made from the router's own
     Structs and encoded as it does.
     """
@@ -115,7 +115,7 @@ def test_what_the_router_writes_is_read(tmp_path: Path) -> None:
     assert (job.prompt_tokens, job.output_tokens, job.priority) == (100, 1, -1)
 
 
-def test_a_log_of_pools_with_different_blocks_is_read_one_model_at_a_time(tmp_path: Path) -> None:
+def test_a_log_with_different_block_sizes_is_read_one_model_at_a_time(tmp_path: Path) -> None:
     ones = [{**LOGGED, "at": 1_700_000_000 + n} for n in range(20)]
     other = {**LOGGED, "at": 1_700_000_100, "model": "n", "block_size": 8}
     spec = write(tmp_path, LOG_HEADING, *ones, other)
@@ -128,7 +128,7 @@ def test_a_log_of_pools_with_different_blocks_is_read_one_model_at_a_time(tmp_pa
     assert "choose one: --format 'requests?model=NAME'" in stream.errors[0]
 
 
-def test_a_log_line_older_than_what_is_held_is_wrong(tmp_path: Path) -> None:
+def test_a_log_line_that_is_too_late_to_be_sorted_is_wrong(tmp_path: Path) -> None:
     late = {**LOGGED, "at": 1_700_004_000}
     too_late = {**LOGGED, "at": 1_699_990_000}
     spec = write(tmp_path, LOG_HEADING, LOGGED, late, too_late)
@@ -139,7 +139,7 @@ def test_a_log_line_older_than_what_is_held_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zone", ["", "+00:00"])
-def test_azure_to_the_nanosecond(tmp_path: Path, zone: str) -> None:
+def test_azure_times_are_read_to_the_nanosecond(tmp_path: Path, zone: str) -> None:
     rows = ("2023-11-16 23:59:59.6805900", "2023-11-17 00:00:00.000000001", "2023-11-17 00:00:01")
     spec = write(tmp_path, AZURE, *(f"{row}{zone},374,{index}" for index, row in enumerate(rows)))
     jobs = read(spec)
@@ -148,7 +148,7 @@ def test_azure_to_the_nanosecond(tmp_path: Path, zone: str) -> None:
     assert len(jobs[0].ids) == 0
 
 
-def test_burstgpt(tmp_path: Path) -> None:
+def test_burstgpt_traces_are_read(tmp_path: Path) -> None:
     spec = write(
         tmp_path,
         f"{BURSTGPT},Session ID",
@@ -160,7 +160,7 @@ def test_burstgpt(tmp_path: Path) -> None:
     assert (two.at_ns, two.output_tokens, two.session) == (2_500_000_000, 1, None)
 
 
-def test_sessions_keep_their_gaps_and_share_ids_with_their_agents_only(tmp_path: Path) -> None:
+def test_sessions_keep_their_gaps_and_share_ids_only_with_their_agents(tmp_path: Path) -> None:
     spec = write(
         tmp_path,
         session(
@@ -191,7 +191,7 @@ def test_sessions_keep_their_gaps_and_share_ids_with_their_agents_only(tmp_path:
     assert max(job.at_ns for job in read(spec, format="sessions?rate=100")) < 320_000_000_000
 
 
-def test_a_sub_agent_pauses_from_its_parents_answer_on(tmp_path: Path) -> None:
+def test_a_sub_agents_pause_begins_at_its_parents_answer(tmp_path: Path) -> None:
     spec = write(
         tmp_path,
         session("a", turn(0, 64, [1, 1], api_time=7.5), turn(60, 64, [1, 1])),
@@ -220,7 +220,7 @@ def test_a_sub_agent_pauses_from_its_parents_answer_on(tmp_path: Path) -> None:
     packed=st.sampled_from(sorted(PACKED)),
     first=st.integers(0, (1 << 63) - 20),
 )
-def test_what_is_written_is_read_again(
+def test_a_written_trace_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], packed: str, first: int
 ) -> None:
     lines: list[str | dict[str, Any]] = []
@@ -260,7 +260,7 @@ REAL = {  # requests, mean input, distinct ids: from the traces' own page
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_traces_have_their_figures(name: str) -> None:
+def test_real_traces_have_the_expected_figures(name: str) -> None:
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"{name}: not beside this checkout")

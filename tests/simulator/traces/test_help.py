@@ -11,11 +11,11 @@ from simulator.workloads.open import help_lines, markdown
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "traces.md"
 
 
-def test_the_page_is_current() -> None:
+def test_the_reference_page_of_traces_is_up_to_date() -> None:
     assert PAGE.read_text() == markdown(), f"run: python -m simulator.workloads.open {PAGE}"
 
 
-def test_help_names_everything_and_fits() -> None:
+def test_help_lists_all_formats_and_generators_and_fits_the_terminal() -> None:
     lines = list(help_lines())
     assert max(map(len, lines)) <= 100
     said = {line.split()[0] for line in lines}

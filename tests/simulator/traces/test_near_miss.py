@@ -73,7 +73,7 @@ def made(path: Path, said: str) -> list[Job]:
         ({"body": json.dumps(CHAT)}, "`body` as text that has JSON in it", 1),
     ],
 )
-def test_the_command_makes_requests_of_it(
+def test_the_suggested_command_converts_the_file(
     tmp_path: Path, line: dict[str, Any], seen: str, requests: int
 ) -> None:
     path, said = error_of(tmp_path, f"{json.dumps(line)}\n" * 3)
@@ -102,7 +102,7 @@ MOONCAKE = {"input_length": 40, "output_length": 9, "hash_ids": [1]}
         ),
     ],
 )
-def test_a_field_that_is_misspelt_in_all_lines_is_named_and_renamed(
+def test_the_suggested_command_renames_a_field_misspelt_in_all_lines(
     tmp_path: Path, line: dict[str, Any], seen: str, understood: str
 ) -> None:
     path, said = error_of(tmp_path, f"{json.dumps(line)}\n" * 3)
@@ -111,7 +111,7 @@ def test_a_field_that_is_misspelt_in_all_lines_is_named_and_renamed(
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_an_array_becomes_lines(tmp_path: Path, indent: int | None) -> None:
+def test_the_suggested_command_makes_lines_of_an_array(tmp_path: Path, indent: int | None) -> None:
     path, said = error_of(tmp_path, json.dumps([CHAT, CHAT], indent=indent))
     assert "seen: JSON" in said
     assert "one JSON object a line" in said
@@ -119,7 +119,9 @@ def test_an_array_becomes_lines(tmp_path: Path, indent: int | None) -> None:
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_a_table_with_another_heading(tmp_path: Path, mark: str) -> None:
+def test_the_error_for_a_table_with_another_heading_lists_known_headings(
+    tmp_path: Path, mark: str
+) -> None:
     heading = mark.join(("when", SECRET, "out"))
     _, said = error_of(tmp_path, f"{heading}\n1{mark}2{mark}3\n")
     assert "seen: a table of 3 columns; understood: CSV whose first line has" in said
@@ -142,19 +144,19 @@ def test_a_table_with_another_heading(tmp_path: Path, mark: str) -> None:
         "\udcff".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],
 )
-def test_what_is_like_nothing_gets_the_names_of_formats(tmp_path: Path, text: str) -> None:
+def test_the_error_for_an_unrecognized_file_lists_the_formats(tmp_path: Path, text: str) -> None:
     _, said = error_of(tmp_path, text)
     assert "name one of: qwen, mooncake, " in said
 
 
-def test_a_file_of_one_line_that_is_cut_off_says_so(tmp_path: Path) -> None:
+def test_the_error_for_a_single_truncated_line_suggests_to_copy_the_file(tmp_path: Path) -> None:
     _, said = error_of(tmp_path, json.dumps(CHAT)[:-9])
     assert "its only line ends in the middle, so the file seems cut off: copy the file" in said
     for whole in ('{"heron": 7}', '{"heron": 7}\n', '{"heron": 7]'):
         assert "cut off" not in error_of(tmp_path, whole)[1]
 
 
-def test_a_line_that_is_too_long_may_be_an_array(tmp_path: Path) -> None:
+def test_the_error_for_a_too_long_line_suggests_to_split_an_array(tmp_path: Path) -> None:
     path = tmp_path / "array"
     path.write_text(json.dumps([CHAT] * 40_000))
     with pytest.raises(TraceError, match=re.escape("`jq -c '.[]' FILE` makes lines of a JSON arr")):

@@ -48,7 +48,7 @@ def test_parts_are_one_workload_in_order_of_arrival(tmp_path: Path) -> None:
     assert [job.at_ns // 10**9 for job in read(pattern)] == [0, 10, 20, 40]
 
 
-def test_sessions_of_another_salt_are_others(tmp_path: Path) -> None:
+def test_sessions_with_different_salts_are_different(tmp_path: Path) -> None:
     part(tmp_path, "a.jsonl", SALTED, at(0))
     part(tmp_path, "b.jsonl", {**SALTED, "salt": "0ther"}, at(1))
     part(tmp_path, "c.jsonl", LOG_HEADING, at(2))
@@ -56,7 +56,7 @@ def test_sessions_of_another_salt_are_others(tmp_path: Path) -> None:
     assert names == ["5a17/s", "0ther/s", "3/s"]
 
 
-def test_progress_goes_from_none_to_all(tmp_path: Path) -> None:
+def test_progress_rises_from_0_to_1(tmp_path: Path) -> None:
     recording(tmp_path)
     parts = opened(tmp_path)
     seen = [parts.fraction_read() for _ in parts.lines(ErrorLog("parts"))]
@@ -64,7 +64,7 @@ def test_progress_goes_from_none_to_all(tmp_path: Path) -> None:
     assert seen[0] < seen[3] < 1.0 == parts.fraction_read()
 
 
-def test_a_part_that_is_there_twice_is_read_packed(tmp_path: Path) -> None:
+def test_of_a_compressed_and_an_uncompressed_part_the_compressed_is_read(tmp_path: Path) -> None:
     """If a part exists packed and unpacked, the packed one is read. Both exist if a router ended
     after packing and before removing the original.
     """
@@ -73,7 +73,7 @@ def test_a_part_that_is_there_twice_is_read_packed(tmp_path: Path) -> None:
     assert len(read(spec)) == 6
 
 
-def test_a_torn_line_is_told_and_left_out(tmp_path: Path) -> None:
+def test_a_torn_line_is_reported_and_left_out(tmp_path: Path) -> None:
     part(tmp_path, "a.jsonl", SALTED, at(0), torn='{"at": 17000')
     part(tmp_path, "b.jsonl", SALTED, at(1))
     (tmp_path / "c.jsonl").write_bytes(b"")  # begun, and nothing came
@@ -83,7 +83,7 @@ def test_a_torn_line_is_told_and_left_out(tmp_path: Path) -> None:
     assert "line 3" in stream.errors[0]
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_part_names_it(tmp_path: Path) -> None:
     spec = recording(tmp_path)
     packed = tmp_path / "requests-2.jsonl.gz"
     packed.write_bytes(packed.read_bytes()[:-9])
@@ -91,7 +91,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         read(spec)
 
 
-def test_the_sample_is_found_where_it_is_installed(
+def test_the_sample_is_found_in_the_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

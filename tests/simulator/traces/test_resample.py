@@ -94,7 +94,7 @@ def shape(turns: Sequence[Job]) -> tuple[tuple[int, ...], ...]:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(talks=TALKS, seed=SEEDS, named=st.booleans())
-def test_a_draw_has_as_many_sessions_and_each_is_as_recorded(
+def test_a_resample_has_as_many_sessions_and_each_is_a_recorded_one(
     talks: list[Talk], seed: int, *, named: bool
 ) -> None:
     jobs = recorded(talks, named=named)
@@ -115,7 +115,7 @@ def test_a_draw_has_as_many_sessions_and_each_is_as_recorded(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(talks=TALKS, seed=SEEDS, named=st.booleans(), size=st.sampled_from([8, 16, 32]))
-def test_copies_share_what_all_share_and_nothing_else(
+def test_copies_of_sessions_share_only_the_prefix_common_to_all(
     talks: list[Talk], seed: int, *, named: bool, size: int
 ) -> None:
     """Copies of sessions share the prefix that all sessions share, and nothing else. The test
@@ -142,7 +142,7 @@ def test_copies_share_what_all_share_and_nothing_else(
 
 @settings(max_examples=examples(50), deadline=None)
 @given(talks=TALKS, seed=SEEDS)
-def test_the_same_seed_is_the_same_draw(talks: list[Talk], seed: int) -> None:
+def test_the_same_seed_gives_the_same_resample(talks: list[Talk], seed: int) -> None:
     def told(seed: int) -> list[tuple[int, list[int], str | None]]:
         draw = Draw(recorded(talks, named=True), seed)
         return [(job.at_ns, job.ids.tolist(), job.session) for job in draw.jobs()]
@@ -150,7 +150,7 @@ def test_the_same_seed_is_the_same_draw(talks: list[Talk], seed: int) -> None:
     assert told(seed) == told(seed)
 
 
-def test_other_seeds_are_other_draws_of_about_as_many_requests() -> None:
+def test_other_seeds_give_other_resamples_of_about_as_many_requests() -> None:
     """Draws with other seeds differ, and the mean number of requests over the draws is the recorded
     one. The trace has 400 sessions of 1 to 4 turns.
     """
@@ -165,7 +165,7 @@ def test_other_seeds_are_other_draws_of_about_as_many_requests() -> None:
     assert halves == pytest.approx(len(jobs) / 2, abs=5 * 4.1), "early traffic stays early"
 
 
-def test_starts_move_by_no_more_than_said() -> None:
+def test_session_starts_move_by_no_more_than_the_jitter() -> None:
     jobs = recorded([Talk(10**6 * n, (), 1) for n in range(200)], named=True)
     recorded_ns = {job.session: job.at_ns for job in jobs}
     most_ns = JITTER_SESSIONS * (jobs[-1].at_ns - jobs[0].at_ns) / 200
@@ -180,7 +180,7 @@ def test_starts_move_by_no_more_than_said() -> None:
     assert 0 not in moved
 
 
-def test_sub_agents_come_with_their_parent(tmp_path: Path) -> None:
+def test_sub_agents_are_drawn_with_their_parent(tmp_path: Path) -> None:
     """Sub-agents are drawn together with their parent. They share its prefix, so drawn alone they
     would hit what another copy computed.
     """
@@ -204,7 +204,7 @@ def test_sub_agents_come_with_their_parent(tmp_path: Path) -> None:
             assert turns[0].ids[:10].tolist() == own[0].ids[:10].tolist()
 
 
-def test_a_group_is_drawn_as_one_and_a_copy_has_names_of_its_own(tmp_path: Path) -> None:
+def test_a_group_is_drawn_together_and_each_copy_has_its_own_names(tmp_path: Path) -> None:
     lines = []
     for number in range(6):  # sub-agents share nothing with their parents
         lines.append(session(f"p{number}", turn(0, 640, [1, 10])))
@@ -227,7 +227,7 @@ def test_a_group_is_drawn_as_one_and_a_copy_has_names_of_its_own(tmp_path: Path)
     assert twice
 
 
-def test_a_copy_takes_no_name_that_is_taken() -> None:
+def test_a_copy_gets_an_unused_session_name() -> None:
     jobs = [
         Job(n, BLOCK, 1, chain(10 + n), session=name)
         for n, name in enumerate(("a", "a~1", "a~1~", "a~2"))
@@ -237,7 +237,7 @@ def test_a_copy_takes_no_name_that_is_taken() -> None:
         assert len({job.session for job in drawn}) == len(jobs)
 
 
-def test_requests_without_blocks_or_of_shared_ones_only_are_drawn_alone() -> None:
+def test_requests_without_own_blocks_are_drawn_one_by_one() -> None:
     jobs = [Job(n, 5, 1, chain()) for n in range(FORK)]
     jobs += [Job(FORK + n, BLOCK * 2, 1, chain(1, 50 + n)) for n in range(FORK)]
     jobs += [Job(2 * FORK + n, BLOCK, 1, chain(1)) for n in range(FORK)]
@@ -245,7 +245,7 @@ def test_requests_without_blocks_or_of_shared_ones_only_are_drawn_alone() -> Non
     assert {len(one) for one in drawn} == {3 * FORK}
 
 
-def test_a_rate_is_reached_by_every_draw(tmp_path: Path) -> None:
+def test_every_resample_has_the_given_rate(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 1000 * n, "input_length": 600, "output_length": 5, "hash_ids": [n, 500 + n]}
         for n in range(50)
@@ -264,7 +264,7 @@ def test_a_rate_is_reached_by_every_draw(tmp_path: Path) -> None:
     assert counts == {50}
 
 
-def test_what_cannot_be_drawn_from_is_refused(
+def test_traces_that_cannot_be_resampled_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
@@ -285,7 +285,7 @@ def test_what_cannot_be_drawn_from_is_refused(
         Draw(jobs, 1)
 
 
-def test_a_named_session_stays_whole_whatever_its_prompts_share() -> None:
+def test_a_named_session_is_not_split_even_if_its_prompts_diverge() -> None:
     """A session with a name stays whole, although its context may be rewritten between two turns or
     fork in many ways.
     """

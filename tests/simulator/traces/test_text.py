@@ -66,7 +66,7 @@ def shared(one: Job, other: Job) -> int:
          "body": chat({"role": "user", "content": [{"type": "text", "text": "x" * 400}]})},
     ],
 )  # fmt: skip
-def test_one_request_in_many_shapes(tmp_path: Path, line: dict[str, Any]) -> None:
+def test_a_request_is_read_from_many_json_layouts(tmp_path: Path, line: dict[str, Any]) -> None:
     first = {"timestamp": 1_700_000_000, **chat(user("x" * 400))}
     one, two = read(write(tmp_path, first, line))
     assert (one.at_ns, two.at_ns) == (0, 60 * S)
@@ -97,7 +97,9 @@ def test_one_request_in_many_shapes(tmp_path: Path, line: dict[str, Any]) -> Non
         ({"max_output_tokens": 30}, 30),
     ],
 )
-def test_how_long_an_answer_is(tmp_path: Path, more: dict[str, Any], tokens: int) -> None:
+def test_the_length_of_an_answer_comes_from_usage_text_or_limits(
+    tmp_path: Path, more: dict[str, Any], tokens: int
+) -> None:
     (job,) = read(write(tmp_path, {**chat(user("x")), **more}))
     assert (job.prompt_tokens, job.output_tokens) == (2, tokens)
 
@@ -106,7 +108,7 @@ def response(said: Any, **more: Any) -> dict[str, Any]:
     return {"model": "m", "input": said, **more}
 
 
-def test_responses_are_read_as_the_chats_that_they_are(tmp_path: Path) -> None:
+def test_responses_requests_are_read_like_chats(tmp_path: Path) -> None:
     rules = {"role": "system", "content": "r" * 400}
     look = {"name": "look", "description": "d" * 80, "parameters": {"type": "object"}}
     part = [{"type": "input_text", "text": "x" * 400}]
@@ -126,7 +128,7 @@ def test_responses_are_read_as_the_chats_that_they_are(tmp_path: Path) -> None:
     assert len(full[0]) == 12
 
 
-def test_turns_of_a_response_share_their_items(tmp_path: Path) -> None:
+def test_turns_of_responses_requests_share_their_items(tmp_path: Path) -> None:
     call = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "1"}
     result = {"type": "function_call_output", "call_id": "1", "output": "z" * 400}
     begun = [user("x" * 400)]
@@ -146,7 +148,7 @@ def test_turns_of_a_response_share_their_items(tmp_path: Path) -> None:
     assert "2 of 2 requests have a previous_response_id: the turns before them" in said[-1]
 
 
-def test_what_had_to_be_assumed_is_said(tmp_path: Path) -> None:
+def test_assumptions_are_reported(tmp_path: Path) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
     lines = [chat(user("x")), chat(user("y"), usage={"prompt_tokens": 4}, model="n")]
     lines.append(chat({"role": "user", "content": [picture]}, response="yes"))
@@ -167,7 +169,7 @@ def test_what_had_to_be_assumed_is_said(tmp_path: Path) -> None:
     assert len(read(with_(write(tmp_path, *lines), format="auto?model=n"))) == 1
 
 
-def test_arrivals_are_drawn_where_there_are_no_times(tmp_path: Path) -> None:
+def test_arrival_times_are_drawn_if_the_file_has_none(tmp_path: Path) -> None:
     spec = write(tmp_path, *[chat(user(f"{n}")) for n in range(400)])
     jobs = read(spec, format="chats?rate=4")
     assert 80 < jobs[-1].at_ns / S < 125
@@ -188,7 +190,7 @@ TURNS = st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5)
     order=st.randoms(use_true_random=False),
     tokenized=st.booleans(),
 )
-def test_prompts_share_what_they_begin_with_and_turns_are_found(
+def test_prompts_share_common_prefixes_and_turns_are_found(
     tmp_path_factory: pytest.TempPathFactory,
     system: str,
     talks: list[list[tuple[str, str]]],
@@ -246,7 +248,7 @@ def test_different_texts_have_different_names(
         assert alike == (one == other)
 
 
-def test_plain_prompts_go_on_from_one_another(tmp_path: Path) -> None:
+def test_plain_prompts_that_extend_each_other_form_a_session(tmp_path: Path) -> None:
     text = "In the beginning there was a word of some length. " * 8
     spec = write(
         tmp_path,
@@ -263,7 +265,7 @@ def test_plain_prompts_go_on_from_one_another(tmp_path: Path) -> None:
     assert shared(jobs[3], jobs[4]) == 4
 
 
-def test_sessions_that_the_file_names_are_taken_as_digests(tmp_path: Path) -> None:
+def test_session_names_of_the_file_are_hashed(tmp_path: Path) -> None:
     jobs = read(
         write(
             tmp_path,
@@ -276,7 +278,9 @@ def test_sessions_that_the_file_names_are_taken_as_digests(tmp_path: Path) -> No
     assert SECRET not in str(jobs)
 
 
-def test_forgotten_prompts_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_after_a_forgotten_prompt_starts_a_new_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("simulator.traces.prompt_text._MAX_ENDS", 2)
     lines = [chat(user("a")), chat(user("b")), chat(user("c"))]
     lines += [chat(user("a"), user("d")), chat(user("c"), user("d"))]
@@ -311,7 +315,7 @@ def text_files(folder: Path) -> Sequence[tuple[str, list[str | dict[str, Any]]]]
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_no_text_is_left_anywhere(run: Run, tmp_path: Path, number: int) -> None:
+def test_no_text_of_a_trace_is_in_outputs_or_reports(run: Run, tmp_path: Path, number: int) -> None:
     """No text of a trace is left anywhere: the secret appears neither in the output for right or
     wrong files, nor in any report.
     """
@@ -331,7 +335,7 @@ def test_no_text_is_left_anywhere(run: Run, tmp_path: Path, number: int) -> None
         assert SECRET[:8] not in str(text)
 
 
-def test_a_tokenizer_is_named_and_must_be_one(run: Run, tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_tokenizer_names_it(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path, chat(user("hello"), usage={"prompt_tokens": 16})).source
     model = tmp_path / "a model"
     model.mkdir()
@@ -347,7 +351,7 @@ def test_a_tokenizer_is_named_and_must_be_one(run: Run, tmp_path: Path) -> None:
     assert "unknown key 'tokenizer'" in run("replay", mooncake, *FLEET, "--tokenizer", model).err
 
 
-def test_a_template_that_refuses_is_told_without_the_text(tmp_path: Path) -> None:
+def test_the_error_for_a_refusing_template_contains_no_prompt_text(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "{{ raise_exception(messages[0].content) }}")
     spec = with_(write(tmp_path, chat(user(SECRET))), format=f"chats?tokenizer={folder}")
     with pytest.raises(TraceError, match="line 1: messages: the tokenizer's chat template") as said:
@@ -355,7 +359,7 @@ def test_a_template_that_refuses_is_told_without_the_text(tmp_path: Path) -> Non
     assert SECRET not in str(said.value)
 
 
-def test_spans_without_prompts_are_taken_to_go_on_within_a_conversation(tmp_path: Path) -> None:
+def test_spans_without_prompts_share_prefixes_within_a_conversation(tmp_path: Path) -> None:
     def turn(at_s: float, tokens: int, name: str, **more: Any) -> dict[str, Any]:
         sizes = {"usage__input_tokens": tokens, "usage__output_tokens": 20}
         return span(at_s, conversation__id=name, **sizes, **more)
@@ -405,7 +409,7 @@ def test_prompts_of_spans_are_named_like_those_of_chats(
     assert ids(same) == ids(job)
 
 
-def test_spans_as_the_sdk_writes_them(tmp_path: Path) -> None:
+def test_spans_written_by_the_opentelemetry_sdk_are_read(tmp_path: Path) -> None:
     """Spans that OpenTelemetry's own SDK and encoder write in OTLP's JSON form are read."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.common")
     from google.protobuf.json_format import MessageToJson
@@ -442,14 +446,14 @@ def test_spans_as_the_sdk_writes_them(tmp_path: Path) -> None:
     assert one.session == two.session
 
 
-def test_a_line_of_many_spans_is_wrong_once(tmp_path: Path) -> None:
+def test_a_line_with_many_wrong_spans_counts_as_one_wrong_line(tmp_path: Path) -> None:
     bad = [span(1.7e9, usage__input_tokens="x")] * 30
     stream = open_jobs(write(tmp_path, export(*bad, span(1.7e9, usage__input_tokens=5))))
     assert len(list(stream.jobs)) == 1
     assert stream.errors.total == 1
 
 
-def test_an_access_log_says_what_it_does_not_know(tmp_path: Path) -> None:
+def test_an_access_log_is_read_with_notes_on_missing_information(tmp_path: Path) -> None:
     refused = {**ACCESS, "prompt_tokens": None, "status": 400}
     unknown = {**ACCESS, "at": 1_699_999_999.25, "output_tokens": None}
     spec = write(tmp_path, ACCESS, refused, unknown, {**ACCESS, "model": "n"})

@@ -35,7 +35,7 @@ def times_s(spec: WorkloadSpec) -> list[float]:
     return [job.at_ns / 1e9 for job in open_jobs(spec).jobs]
 
 
-def test_parts_and_paces(tmp_path: Path) -> None:
+def test_a_part_of_a_trace_and_its_speed_can_be_chosen(tmp_path: Path) -> None:
     at = (0, 0, 0, 3000, 6000)
     assert times_s(trace(tmp_path, *at, spread_s=3.0)) == [0.0, 1.0, 2.0, 3.0, 6.0]
     assert times_s(trace(tmp_path, *at, spread_s=9.0)) == [0.0, 1.0, 2.0, 3.0, 6.0]
@@ -52,7 +52,7 @@ def test_parts_and_paces(tmp_path: Path) -> None:
     assert times_s(trace(tmp_path, *at, rate_per_s=1.0, requests=4)) == [0.0, 0.0, 0.0, 3.0]
 
 
-def test_what_a_stream_says(tmp_path: Path) -> None:
+def test_a_stream_has_name_total_and_origin(tmp_path: Path) -> None:
     stream = open_jobs(trace(tmp_path, 0, 1000, rate_per_s=2.0, seconds=5.0))
     assert (stream.name, stream.total) == ("a_trace", 2)
     assert stream.origin == ("a_trace.jsonl (mooncake), first 5 s, at 2 requests per second")
@@ -60,7 +60,7 @@ def test_what_a_stream_says(tmp_path: Path) -> None:
     assert "3 times as fast" in open_jobs(trace(tmp_path, 0, speed=3.0)).origin
 
 
-def test_speed_shortens_pauses_too() -> None:
+def test_speed_shortens_pauses() -> None:
     slow, fast = (
         list(open_jobs(WorkloadSpec("gen:sessions?sessions=3", speed=speed), 1).jobs)
         for speed in (1.0, 4.0)
@@ -86,7 +86,7 @@ def test_speed_shortens_pauses_too() -> None:
         {"speed": 2.0, "rate_per_s": 1.0},
     ],
 )
-def test_values_out_of_range_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_the_error_for_a_value_out_of_range_names_it(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(TraceError, match=next(iter(wrong))):
         open_jobs(trace(tmp_path, 0, **wrong))
 
@@ -101,7 +101,7 @@ def test_a_rate_needs_time_between_requests(tmp_path: Path) -> None:
         open_jobs(trace(tmp_path, 7, 7, rate_per_s=1.0))
 
 
-def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_requests_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job(0, 1, 1, NO_IDS)] * 5
     monkeypatch.setattr("simulator.traces.timing.MAX_SPREAD_JOBS", 4)
     with pytest.raises(TraceError, match="more than 4 requests at one instant"):
@@ -114,7 +114,7 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(ats=st.lists(st.integers(0, 60)), slack=st.integers(0, 20), most=st.integers(2, 9))
-def test_late_lines_are_put_in_order_or_told(ats: list[int], slack: int, most: int) -> None:
+def test_late_lines_are_sorted_or_reported(ats: list[int], slack: int, most: int) -> None:
     """Late lines are sorted or refused. The expected order is a sort of the lines that are no more
     than `slack` older than the newest line before them.
     """
@@ -173,7 +173,7 @@ def test_sessions_start_uniformly_or_at_a_rate() -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(ats=st.lists(st.integers(0, 30)), span=st.integers(0, 50))
-def test_spreading_keeps_order_number_and_ticks(ats: list[int], span: int) -> None:
+def test_spreading_keeps_order_count_and_time_ticks(ats: list[int], span: int) -> None:
     jobs = [Job(at, 1 + i, 1, np.zeros(0, np.uint64)) for i, at in enumerate(sorted(ats))]
     after = list(spread(jobs, span))
     assert [job.prompt_tokens for job in after] == [job.prompt_tokens for job in jobs]

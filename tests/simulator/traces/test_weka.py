@@ -52,7 +52,7 @@ def told(jobs: list[Job]) -> dict[str | None, list[Job]]:
     return dict(sessions(iter(jobs)))
 
 
-def test_a_family(tmp_path: Path) -> None:
+def test_a_trace_with_sub_agents_is_read(tmp_path: Path) -> None:
     spec = write(tmp_path, FAMILY)
     jobs = read(spec)
     assert [job.at_ns for job in jobs] == sorted(job.at_ns for job in jobs)
@@ -88,7 +88,7 @@ def test_ids_name_prefixes_within_one_trace(tmp_path: Path) -> None:
     assert not {*stranger} & {*one, *other, *grown}
 
 
-def test_a_partial_last_block_is_left_out_and_answers_are_read_off_the_next_turn(
+def test_a_partial_last_block_is_left_out_and_answers_come_from_the_next_turn(
     tmp_path: Path,
 ) -> None:
     first, second = read(
@@ -100,14 +100,14 @@ def test_a_partial_last_block_is_left_out_and_answers_are_read_off_the_next_turn
     assert first.group is None
 
 
-def test_long_gaps_are_cut(tmp_path: Path) -> None:
+def test_long_gaps_are_shortened(tmp_path: Path) -> None:
     spec = write(tmp_path, trace("a", call(0, [1]), call(4000, [1, 2], think_time=3999.0)))
     first, second = read(spec, format="weka?gap_s=60")
     assert second.at_ns - first.at_ns == 60 * S
     assert second.think_ns == 60 * S
 
 
-def test_one_agent_that_is_named_twice_is_two_sessions(tmp_path: Path) -> None:
+def test_two_runs_of_one_agent_are_two_sessions(tmp_path: Path) -> None:
     jobs = read(
         write(
             tmp_path,
@@ -153,7 +153,7 @@ def test_a_closed_loop_waits_for_sub_agents(tmp_path: Path) -> None:
         (trace("b"), "Expected `array` of length >= 1"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path: Path, line: dict[str, Any], says: str) -> None:
+def test_unreadable_lines_are_reported(tmp_path: Path, line: dict[str, Any], says: str) -> None:
     spec = write(tmp_path, FAMILY, line)
     stream = open_jobs(spec)
     assert len(list(stream.jobs)) == 6
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, line: dict[str, Any], says:
     assert re.search(says, message), message
 
 
-def test_a_file_of_none_is_no_trace(tmp_path: Path) -> None:
+def test_a_file_without_requests_is_no_trace(tmp_path: Path) -> None:
     stream = open_jobs(write(tmp_path, trace("a", call(0, []), block_size=64)))
     with pytest.raises(TraceError, match="none of its lines is a request"):
         list(stream.jobs)
@@ -184,7 +184,7 @@ ENTRIES = CALLS | st.builds(
 
 @settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.lists(ENTRIES, min_size=1, max_size=6), min_size=1, max_size=4), ANY, st.data())
-def test_whatever_is_in_a_file_is_read_or_said(
+def test_any_file_is_read_or_reported_as_wrong(
     tmp_path_factory: pytest.TempPathFactory, traces: list[Any], junk: Any, data: st.DataObject
 ) -> None:
     lines = [trace(f"t{number}", *entries) for number, entries in enumerate(traces)]

@@ -129,7 +129,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("kind", "line", "said"), [(kind, *case) for kind, cases in BAD.items() for case in cases]
 )
-def test_a_wrong_line_is_named_and_left_out(
+def test_a_wrong_line_is_reported_and_left_out(
     tmp_path: Path, kind: str, line: str | dict[str, Any], said: str
 ) -> None:
     good = GOOD[kind]
@@ -161,7 +161,7 @@ def test_messages_are_bounded_and_too_many_wrong_lines_end_the_reading(tmp_path:
                 list(stream.jobs)
 
 
-def test_one_line_without_a_time_or_far_ahead_does_not_hide_the_rest(tmp_path: Path) -> None:
+def test_the_error_names_the_one_line_without_a_time_or_far_ahead(tmp_path: Path) -> None:
     lines = [{**CHAT, "timestamp": 1_790_000_000 + second} for second in range(300)]
     untimed = {key: value for key, value in CHAT.items() if key != "timestamp"}
     for at, line, said in (
@@ -187,7 +187,9 @@ def test_one_line_without_a_time_or_far_ahead_does_not_hide_the_rest(tmp_path: P
         (AZURE.encode() + b"\nx,y,z\n", "none of its lines is a request"),
     ],
 )
-def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> None:
+def test_the_error_for_a_file_that_is_no_trace_names_it(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     path = tmp_path / "trace"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=said) as caught:
@@ -197,7 +199,7 @@ def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(frames=st.lists(st.integers(1, 300), min_size=1, max_size=3), data=st.data())
-def test_packed_files_that_were_cut_say_so(
+def test_truncated_compressed_files_are_reported(
     tmp_path_factory: pytest.TempPathFactory, frames: list[int], data: st.DataObject
 ) -> None:
     """A cut in a packed file is found wherever it is, unless only whole frames are left."""
@@ -216,9 +218,7 @@ def test_packed_files_that_were_cut_say_so(
 
 
 @pytest.mark.parametrize("kind", ["mooncake", "chats", "sessions", "requests"])
-def test_a_last_line_without_its_end_says_that_the_file_seems_cut_off(
-    tmp_path: Path, kind: str
-) -> None:
+def test_an_incomplete_last_line_is_reported_as_a_truncated_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "trace"
     whole = "".join(f"{json.dumps(line)}\n" for line in GOOD[kind])
     path.write_text(whole + json.dumps(GOOD[kind][-1])[:-5])
@@ -232,7 +232,7 @@ def test_a_last_line_without_its_end_says_that_the_file_seems_cut_off(
     assert "cut off" not in stream.errors[0], "somebody wrote the line's end"
 
 
-def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+def test_missing_and_special_files_are_refused(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "none", "No such file"), (tmp_path, "holds no part of a trace")):
         with pytest.raises(TraceError, match=said):
             open_jobs(WorkloadSpec(str(path)))
@@ -245,14 +245,14 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{}, {"speed": 1e-300}, {"speed": 1e-12}, {"rate_per_s": 1e-9}])
-def test_a_month_without_a_request_is_no_workload(tmp_path: Path, change: dict[str, float]) -> None:
+def test_a_pause_of_a_month_is_refused(tmp_path: Path, change: dict[str, float]) -> None:
     far = {**MOONCAKE, "timestamp": 2_000_000 if change else 10_000_000_000}
     with pytest.raises(TraceError, match=r"a pause of .* s .*expected at most 2592000 s"):
         read(write(tmp_path, MOONCAKE, far), **change)
     assert len(read(write(tmp_path, MOONCAKE, {**MOONCAKE, "timestamp": 2_000_000_000}))) == 2
 
 
-def test_what_is_held_to_put_a_log_in_order_is_bounded(
+def test_the_memory_for_sorting_a_log_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [{**LOGGED, "at": 1_700_000_000 + at} for at in (0, 2, 1, 4, 3, 6, 5, 0)]
@@ -270,12 +270,12 @@ def test_what_is_held_to_put_a_log_in_order_is_bounded(
 @pytest.mark.parametrize(
     "change", [{"spread_s": 1e300}, {"seconds": 1e300}, {"block_tokens": 10**20}]
 )
-def test_absurd_wishes_are_refused(tmp_path: Path, change: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused(tmp_path: Path, change: dict[str, float]) -> None:
     with pytest.raises(TraceError, match=r"expected (0\.\.|at most )"):
         read(write(tmp_path, MOONCAKE), **change)
 
 
-def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_line_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.traces.files.MAX_LINE_BYTES", 100)
     stream = open_jobs(write(tmp_path, MOONCAKE, "x" * 1050, MOONCAKE))
     assert len(list(stream.jobs)) == 2
@@ -284,7 +284,7 @@ def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
         open_jobs(write(tmp_path, "x" * 1050))
 
 
-def test_a_mark_before_the_first_line_is_none_of_it(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     for kind, good in GOOD.items():
         spec = write(tmp_path, *good)
         path = Path(spec.source)
@@ -317,7 +317,7 @@ def test_formats_and_their_keys_are_checked(tmp_path: Path, format: str, said: s
     garbage=st.lists(st.binary(max_size=60), max_size=4),
     data=st.data(),
 )
-def test_nothing_but_a_trace_error_ever(
+def test_any_damaged_file_raises_only_a_trace_error(
     tmp_path_factory: pytest.TempPathFactory, kind: str, garbage: list[bytes], data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed"

@@ -55,7 +55,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("preset", "reuse"), [("file", 0.947), ("heavy", 0.944)])
-def test_main_agents_have_the_shape_of_their_preset(preset: str, reuse: float) -> None:
+def test_main_agents_have_the_sizes_of_their_preset(preset: str, reuse: float) -> None:
     jobs = made(f"gen:coding_agents?preset={preset}&sessions=500&spawn=0&limit=900000", seed=3)
     told = main_agents(jobs)
     own = list(itertools.chain.from_iterable(told.values()))
@@ -96,7 +96,7 @@ def test_half_of_the_heavy_requests_are_sub_agents() -> None:
     assert percentiles(sizes) == pytest.approx([2, 8, 46, 119], rel=0.25)
 
 
-def test_prompts_share_their_layers_and_nothing_else() -> None:
+def test_prompts_share_only_their_layers() -> None:
     source = "gen:coding_agents?sessions=60&turns=20&spawn=0.1&versions=2&projects=2&side=0.1"
     jobs = made(source, seed=2)
     before: dict[int, int] = {}  # an id stands for the whole prefix up to it
@@ -136,7 +136,7 @@ def test_prompts_share_their_layers_and_nothing_else() -> None:
     assert all(1_000 <= job.prompt_tokens <= 5_000 for job in sides)
 
 
-def test_a_turn_begins_with_the_one_before_it_and_as_much_of_its_answer_as_it_has() -> None:
+def test_a_turn_begins_with_the_previous_turn_and_its_answer() -> None:
     turns = list(main_agents(made("gen:coding_agents?sessions=30&spawn=0&reset=0")).values())
     whole = 0
     for before, after in itertools.pairwise(itertools.chain.from_iterable(turns)):
@@ -150,7 +150,7 @@ def test_a_turn_begins_with_the_one_before_it_and_as_much_of_its_answer_as_it_ha
     assert whole
 
 
-def test_agents_wait_for_all_of_their_sub_agents_or_go_on() -> None:
+def test_agents_wait_for_all_of_their_sub_agents_or_continue() -> None:
     jobs = made("gen:coding_agents?sessions=100&turns=30&spawn=0.2&token_ms=10")
     ends: dict[str | None, int] = {}
     begins: dict[str | None, int] = {}
@@ -194,7 +194,7 @@ def test_prompts_are_compacted_at_the_limit() -> None:
     assert compacted > 100
 
 
-def test_another_rate_moves_sessions_and_changes_nothing_else() -> None:
+def test_another_rate_only_moves_sessions() -> None:
     def shapes(rate: str) -> list[tuple[object, ...]]:
         jobs = made(f"gen:coding_agents?sessions=8&rate={rate}&turns=12&spawn=0.2")
         starts = {name: turns[0].at_ns for name, turns in main_agents(jobs).items()}

@@ -36,7 +36,7 @@ def test_sessions_know_their_answers_and_pauses() -> None:
     assert max(job.prompt_tokens for job in code) <= 9000
 
 
-def test_agents_share_one_prompt_and_pause_as_asked() -> None:
+def test_agents_share_one_prompt_and_pause_as_configured() -> None:
     jobs = made("gen:agentic?sessions=400")
     told = sessions(iter(jobs))
     assert {int(job.ids[624]) for job in jobs} == {int(jobs[0].ids[624])}  # 625 blocks of 16
@@ -54,7 +54,7 @@ def test_agents_share_one_prompt_and_pause_as_asked() -> None:
     assert ideal_hit_share(jobs, 16) == pytest.approx(0.925, abs=0.015)
 
 
-def test_a_burst_begins_at_once_and_the_others_at_their_rate() -> None:
+def test_a_burst_begins_at_once_and_other_sessions_at_their_rate() -> None:
     told = sessions(iter(made("gen:agentic?sessions=300&burst=24&rate=0.5")))
     starts = [turns[0].at_ns for _, turns in told]
     assert len(starts) == 300
@@ -70,7 +70,7 @@ def test_a_burst_begins_at_once_and_the_others_at_their_rate() -> None:
         opened("gen:agentic?sessions=30&burst=31")
 
 
-def test_tenants_have_shares_and_prompts_of_their_own() -> None:
+def test_tenants_have_their_own_shares_and_prompts() -> None:
     jobs = made("gen:tenants?sessions=4000")
     told = sessions(iter(jobs))
     shares = Counter(turns[0].tenant for _, turns in told)
@@ -83,7 +83,7 @@ def test_tenants_have_shares_and_prompts_of_their_own() -> None:
     assert ideal_hit_share(jobs, 16) == pytest.approx(0.893, abs=0.01)
 
 
-def test_one_shared_prompt_as_the_study_has_it() -> None:
+def test_the_shared_generator_has_one_prompt_prefix() -> None:
     stream = opened("gen:shared")
     jobs = list(stream.jobs)
     assert stream.total == len(jobs) == 4000

@@ -23,7 +23,7 @@ from tests.effort import examples
 from tests.simulator.traces.generators.generated import ideal_hit_share, made, opened
 
 
-def test_sglang_as_published() -> None:
+def test_the_sglang_generator_has_the_published_defaults() -> None:
     stream = opened("gen:sglang")
     jobs = list(stream.jobs)
     assert (stream.total, len(jobs), stream.block_tokens) == (1024, 1024, 16)
@@ -38,7 +38,7 @@ def test_sglang_as_published() -> None:
     assert stream.fraction_read() == 1.0
 
 
-def test_sglang_with_turns_and_ranges() -> None:
+def test_the_sglang_generator_supports_turns_and_ranges() -> None:
     source = "gen:sglang?groups=4&prompts=5&turns=3&range_ratio=0.5&rate=2&gap_s=7"
     stream = opened(source)
     jobs = list(stream.jobs)
@@ -56,7 +56,7 @@ def test_sglang_with_turns_and_ranges() -> None:
         assert 1024 + 64 <= turns[0].prompt_tokens <= 2176
 
 
-def test_vllm_shares_are_equal_and_gaps_as_bursty_as_asked() -> None:
+def test_the_vllm_generator_has_equal_shares_and_the_given_burstiness() -> None:
     jobs = made("gen:vllm?requests=4003&prefixes=10&rate=20&burstiness=0.25")
     assert len(jobs) == 4000
     assert set(Counter(int(job.ids[0]) for job in jobs).values()) == {400}
@@ -70,7 +70,7 @@ def test_vllm_shares_are_equal_and_gaps_as_bursty_as_asked() -> None:
     assert [job.at_ns for job in even] == [50_000_000 * i for i in range(40)]
 
 
-def test_inference_perf_cycles_its_corpus() -> None:
+def test_the_inference_perf_generator_cycles_its_corpus() -> None:
     stream = opened("gen:inference_perf?groups=3&prompts=4&system=96&question=48&stages=2:12,6:10")
     jobs = list(stream.jobs)
     assert stream.total == len(jobs) == 84
@@ -86,7 +86,7 @@ def test_inference_perf_cycles_its_corpus() -> None:
         assert len(inside) == stage.requests
 
 
-def test_inference_perf_takes_turns() -> None:
+def test_the_inference_perf_generator_supports_conversations() -> None:
     source = "gen:inference_perf?groups=2&prompts=3&multi_turn=true&stages=3:20&max_prompt=600"
     jobs = made(source)
     assert len(jobs) == 60
@@ -98,7 +98,7 @@ def test_inference_perf_takes_turns() -> None:
     assert len({tuple(job.ids.tolist()) for job in jobs}) == 60
 
 
-def test_llmd_as_published() -> None:
+def test_the_llmd_generator_has_the_published_stages() -> None:
     stream = opened("gen:llmd")
     warm_up, *rest = stream.stages
     assert (warm_up.warm_up, warm_up.rate_per_s, warm_up.requests) == (True, 15, 750)
@@ -119,7 +119,7 @@ def test_llmd_as_published() -> None:
     assert fast.stages[1].rate_per_s == 6
 
 
-def test_zipf_is_a_heavy_tail_that_nests() -> None:
+def test_the_zipf_generator_has_a_heavy_tail_and_nested_prefixes() -> None:
     source = "gen:zipf?requests=20000&groups=50&exponent=1&levels=3&children=4&system=160"
     jobs = made(source)
     counts = Counter(int(job.ids[0]) for job in jobs).most_common()
@@ -137,7 +137,7 @@ def test_zipf_is_a_heavy_tail_that_nests() -> None:
             assert parents.setdefault(int(job.ids[10 * level]), path) == path
 
 
-def test_zipf_prefixes_are_born_and_die() -> None:
+def test_prefixes_of_the_zipf_generator_have_a_lifetime() -> None:
     source = "gen:zipf?requests=6000&rate=10&groups=20&exponent=0&lifetime_s=100"
     jobs = made(source)
     seen: dict[int, list[int]] = {}
@@ -164,7 +164,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_same_seed_same_jobs(name: str) -> None:
+def test_the_same_seed_gives_the_same_jobs(name: str) -> None:
     def all_of(seed: int) -> bytes:
         jobs = made(f"gen:{name}?{SMALL[name]}", seed)
         return repr([msgspec.structs.astuple(job) for job in jobs]).encode()
@@ -175,7 +175,7 @@ def test_same_seed_same_jobs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("block", [None, 64, 7])
-def test_every_job_is_one_that_can_be_run(name: str, block: int | None) -> None:
+def test_every_generated_job_is_valid(name: str, block: int | None) -> None:
     stream = opened(f"gen:{name}?{SMALL[name]}", block_tokens=block)
     size = stream.block_tokens
     assert size == (block or size)
@@ -221,12 +221,12 @@ def test_every_job_is_one_that_can_be_run(name: str, block: int | None) -> None:
         ("gen:sessions?system=0&context=0&question=0", "no tokens"),
     ],
 )
-def test_what_cannot_be_is_refused(source: str, said: str) -> None:
+def test_impossible_options_are_refused(source: str, said: str) -> None:
     with pytest.raises(TraceError, match=said):
         opened(source)
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_generator_key_has_a_description() -> None:
     rows = [(one.name, *row) for one in GENERATORS for row in option_rows(one.keys)]
     assert {row[0] for row in rows} == {one.name for one in GENERATORS}
     assert [row for row in rows if not row[3]] == []
@@ -234,13 +234,13 @@ def test_every_key_says_what_it_means() -> None:
 
 
 @pytest.mark.parametrize("text", ["1200", "1200~360", "2..20", "0", "700*0.6"])
-def test_sizes_are_written_as_they_are_read(text: str) -> None:
+def test_a_size_is_printed_as_it_was_written(text: str) -> None:
     assert str(Size.parse(text)) == text
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("0123456789~.-*x", max_size=8))
-def test_a_size_is_read_or_refused(text: str) -> None:
+def test_any_text_is_a_valid_size_or_refused(text: str) -> None:
     try:
         size = Size.parse(text)
     except ValueError:
@@ -248,7 +248,7 @@ def test_a_size_is_read_or_refused(text: str) -> None:
     assert all(0 <= size.draw(Random(seed)) <= 4 << 20 for seed in range(5))
 
 
-def test_a_million_requests_hold_nothing() -> None:
+def test_a_stream_of_a_million_requests_keeps_no_past_ones() -> None:
     """A stream of a million requests keeps no memory for those that have passed; its memory depends
     on the requests that lie ahead.
     """
@@ -262,7 +262,7 @@ def test_a_million_requests_hold_nothing() -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_no_file_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TraceError, match="is a generator"):
         opened("gen:sglang", format="mooncake")
