@@ -24,7 +24,7 @@ main()
 
 @pytest.mark.parametrize("package", PROGRAMS)
 @pytest.mark.parametrize("build", [OLDER, NONE])
-def test_a_program_without_a_native_build_that_fits_refuses_in_one_line(
+def test_a_program_without_a_matching_native_build_prints_a_one_line_error(
     package: str, build: str
 ) -> None:
     code = CALL.format(build=build, package=package)

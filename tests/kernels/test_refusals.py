@@ -61,7 +61,9 @@ CASES: list[tuple[Call, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), CASES, ids=[case[2] for case in CASES])
-def test_refused_in_the_same_words(call: Call, kind: type[Exception], words: str) -> None:
+def test_native_and_python_errors_have_the_same_text(
+    call: Call, kind: type[Exception], words: str
+) -> None:
     native = refusal(call, _native)
     assert native[0] is kind
     assert words in native[1]
@@ -78,7 +80,7 @@ def test_a_refused_call_changes_nothing(module: ModuleType) -> None:
     assert index.longest_prefix(BLOCKS).tolist() == [8, 0]
 
 
-def test_a_buffer_that_was_released_is_the_exporters_own_error() -> None:
+def test_a_released_buffer_raises_the_exporters_error() -> None:
     view = memoryview(TOKENS)
     view.release()
     with pytest.raises(ValueError, match="released"):

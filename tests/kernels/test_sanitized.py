@@ -25,7 +25,7 @@ from tests.effort import EFFORT
     ],
     ids=["histories", "workers", "mirrors", "owners", "warmset", "weights", "trunks", "sets"],
 )
-def test_random_lives_run_clean(
+def test_random_histories_pass_the_sanitizers(
     sanitized_replay: Path, arguments: tuple[str, int], said: str
 ) -> None:
     program, lives = arguments
@@ -35,7 +35,7 @@ def test_random_lives_run_clean(
     assert said in done.stdout
 
 
-def test_readers_beside_a_writer_run_clean(sanitized_replay: Path) -> None:
+def test_readers_beside_a_writer_pass_the_thread_sanitizer(sanitized_replay: Path) -> None:
     command = ["sh", str(sanitized_replay), "threads", str(40 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)
     if "unexpected memory mapping" in done.stderr:
@@ -45,13 +45,13 @@ def test_readers_beside_a_writer_run_clean(sanitized_replay: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["relay", "relay-threads"])
-def test_the_relays_thread_runs_clean(sanitized_replay: Path, program: str) -> None:
+def test_the_relays_thread_passes_the_sanitizers(sanitized_replay: Path, program: str) -> None:
     command = ["sh", str(sanitized_replay), program, str(10 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_hashes_of_plain_messages_of_every_length(sanitized_replay: Path) -> None:
+def test_messages_of_every_length_are_hashed_correctly(sanitized_replay: Path) -> None:
     """The sanitized C++ program hashes plain messages of every length, including classes that no
     block reaches (0 to 11 bytes).
     """

@@ -128,14 +128,14 @@ def stub_parameters(function: ast.FunctionDef) -> list[tuple[str, Any]]:
     return [*zip(names, missing + defaults, strict=True), *by_keyword]
 
 
-def test_the_same_names() -> None:
+def test_the_stub_has_the_same_names_as_the_module() -> None:
     stubbed = set(functions(STUB)) | {node.name for node in classes(STUB, RELAY)}
     assert public_names(_native) == stubbed
     for node in classes():
         assert public_names(getattr(_native, node.name)) == set(functions(node))
 
 
-def test_the_same_signatures_as_the_module() -> None:
+def test_the_stub_has_the_same_signatures_as_the_module() -> None:
     pairs: list[tuple[Scope, Any]] = [(STUB, _native)]
     for scope, owner in [
         *pairs,
@@ -147,7 +147,7 @@ def test_the_same_signatures_as_the_module() -> None:
             assert native_signature(getattr(owner, name)) == stub_signature(function)
 
 
-def test_the_same_parameters_as_the_twins() -> None:
+def test_the_stub_has_the_same_parameters_as_the_python_version() -> None:
     pairs: list[tuple[Scope, Any]] = [(STUB, twins)]
     for scope, owner in [*pairs, *((c, twin_of(c.name)) for c in twinned())]:
         for name, function in functions(scope).items():
@@ -156,7 +156,7 @@ def test_the_same_parameters_as_the_twins() -> None:
                 assert parameters(twin) == stub_parameters(function), name
 
 
-def test_the_twin_has_the_same_properties() -> None:
+def test_the_python_version_has_the_same_properties() -> None:
     for node in twinned():
         if not any(is_property(function) for function in functions(node).values()):
             continue

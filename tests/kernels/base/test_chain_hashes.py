@@ -41,7 +41,9 @@ def test_every_block_size_equals_the_definition(block_size: int) -> None:
     block_size=st.integers(1, 600),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_equal_to_the_twin(tokens: Tokens, block_size: int, seed: int) -> None:
+def test_chain_hashes_equal_those_of_the_python_version(
+    tokens: Tokens, block_size: int, seed: int
+) -> None:
     got = _native.chain_hashes(tokens, block_size, seed)
     assert got.dtype == np.uint64
     assert got.shape == (len(tokens) // block_size,)
@@ -53,7 +55,7 @@ def test_equal_to_the_twin(tokens: Tokens, block_size: int, seed: int) -> None:
     block_size=st.integers(1, 40),
     blocks=st.integers(0, 20),
 )
-def test_a_chain_goes_on_from_any_of_its_hashes(
+def test_a_chain_can_continue_from_any_of_its_hashes(
     tokens: Tokens, block_size: int, blocks: int
 ) -> None:
     whole = _native.chain_hashes(tokens, block_size, seed=7)
@@ -63,7 +65,7 @@ def test_a_chain_goes_on_from_any_of_its_hashes(
     np.testing.assert_array_equal(np.concatenate((first, rest)), whole)
 
 
-def test_any_int32_buffer_will_do() -> None:
+def test_any_int32_buffer_is_accepted() -> None:
     tokens = tokens_of(100)
     wanted = _native.chain_hashes(tokens, 16)
     read_only = tokens.copy()
@@ -81,7 +83,7 @@ def test_any_int32_buffer_will_do() -> None:
         np.testing.assert_array_equal(twins.chain_hashes(buffer, 16), wanted)
 
 
-def test_tokens_at_an_odd_address() -> None:
+def test_tokens_at_an_unaligned_address_are_hashed() -> None:
     tokens = tokens_of(400)
     raw = np.zeros(4 * len(tokens) + 1, dtype=np.uint8)
     raw[1:] = tokens.view(np.uint8)
@@ -92,7 +94,7 @@ def test_tokens_at_an_odd_address() -> None:
         np.testing.assert_array_equal(got, twins.chain_hashes(tokens, block_size))
 
 
-def test_the_result_is_the_callers_own() -> None:
+def test_the_result_belongs_to_the_caller() -> None:
     chain = _native.chain_hashes(tokens_of(64), 16)
     kept = chain.copy()
     for seed in range(50):
@@ -102,6 +104,6 @@ def test_the_result_is_the_callers_own() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 15])
-def test_less_than_a_block_has_no_hash(tokens: int) -> None:
+def test_an_incomplete_block_has_no_hash(tokens: int) -> None:
     assert len(_native.chain_hashes(tokens_of(tokens), 16)) == 0
     assert len(_native.chain_hashes(tokens_of(tokens), 2**62)) == 0

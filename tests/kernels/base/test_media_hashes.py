@@ -33,7 +33,9 @@ def array_of(ids: list[int]) -> Any:
 
 
 @given(prompts(), st.integers(0, 2**64 - 1))
-def test_equal_to_the_twin(prompt: tuple[list[int], int, list[Medium]], seed: int) -> None:
+def test_media_hashes_equal_those_of_the_python_version(
+    prompt: tuple[list[int], int, list[Medium]], seed: int
+) -> None:
     ids, size, media = prompt
     got = _native.media_chain_hashes(array_of(ids), size, seed, media)
     assert got.dtype == np.uint64
@@ -41,7 +43,7 @@ def test_equal_to_the_twin(prompt: tuple[list[int], int, list[Medium]], seed: in
 
 
 @given(prompts())
-def test_without_media_the_hashes_are_the_plain_ones(
+def test_without_media_the_hashes_equal_the_plain_hashes(
     prompt: tuple[list[int], int, list[Medium]],
 ) -> None:
     ids, size, _ = prompt
@@ -109,7 +111,7 @@ CASES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
 @pytest.mark.parametrize(
     ("call", "kind", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_refused_in_the_same_words(
+def test_native_and_python_errors_have_the_same_text(
     call: Callable[[Any], object], kind: type[Exception], words: str
 ) -> None:
     said = []

@@ -93,12 +93,12 @@ def case(
     )
 
 
-def numbers(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+def dequantized_pages(pages: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     wide = pages.double()
     return wide if scales is None else wide * scales.double()[..., None]
 
 
-def hold(run: Any, made: Case, bound: float) -> None:
+def check_result(run: Any, made: Case, bound: float) -> None:
     """Assert that `run` on `made` agrees with float64 in the slots that are written, and leaves the
     rest poisoned.
     """
@@ -110,7 +110,7 @@ def hold(run: Any, made: Case, bound: float) -> None:
         (made.k_pages, made.k_scales, wide.k_pages),
         (made.v_pages, made.v_scales, wide.v_pages),
     ):
-        got, kept = numbers(pages, scales), ~wanted.isnan()
+        got, kept = dequantized_pages(pages, scales), ~wanted.isnan()
         assert got[~kept].isnan().all(), "written where no slot is"
         if kept.any():
             assert relative_error(got[kept], wanted[kept]) < bound

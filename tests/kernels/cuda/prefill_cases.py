@@ -116,7 +116,7 @@ def quantized(plain: Case, stored: torch.dtype) -> Case:
     return replace(plain, **quantized_pages(plain.k_pages, plain.v_pages, stored))
 
 
-def hold(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:
+def check_result(made: Case, seed: int = 1, bound: float | None = None, run: Any = emulate) -> None:
     """Assert that every row with a work item is near float64 and that `run` leaves every other row
     alone.
     """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.append import unsupported
-from tests.kernels.cuda.append_cases import case, hold, in_emulator, numbers
+from tests.kernels.cuda.append_cases import case, check_result, dequantized_pages, in_emulator
 from tests.kernels.emulated import emulate, needs_compiler
 
 pytestmark = needs_compiler
@@ -29,12 +29,12 @@ BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 4e-3, torch.int8: 1e-2, torch.flo
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
-def test_against_float64(
+def test_append_agrees_with_float64(
     run: Any, dim: int, norm: bool, dtype: torch.dtype, stored: torch.dtype | None
 ) -> None:
     slots = [0, 63, -1, 17, 31, 32, 5]
     made = case(slots, 5, 3, dim, dtype, stored, norm, seed=dim)
-    hold(run, made, BOUNDS[stored or dtype])
+    check_result(run, made, BOUNDS[stored or dtype])
 
 
 @given(
@@ -45,7 +45,7 @@ def test_against_float64(
     tokens=st.integers(0, 12),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_shape(
+def test_append_is_right_for_any_shape(
     heads: int, kv_heads: int, page_tokens: int, order: Any, tokens: int, seed: int
 ) -> None:
     there = 12 // page_tokens + 1
@@ -55,25 +55,25 @@ def test_any_shape(
         slots, heads, kv_heads, 64, pages=there, page_tokens=page_tokens, norm=True, seed=seed
     )
     if slots:
-        hold(lambda *a: emulate("append", *a, seed=seed), made, BOUNDS[torch.bfloat16])
+        check_result(lambda *a: emulate("append", *a, seed=seed), made, BOUNDS[torch.bfloat16])
     else:
         in_emulator(*made.arguments())
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
-def test_quantized_rows_of_zeros_and_nan(stored: torch.dtype) -> None:
+def test_zeros_and_nan_survive_quantization(stored: torch.dtype) -> None:
     for run in RUNS.values():
         made = case([0, 1], stored=stored)
         made.v[0] = 0
         made.v[1, 0, 77] = float("nan")
         run(*made.arguments())
-        got = numbers(made.v_pages, made.v_scales)
+        got = dequantized_pages(made.v_pages, made.v_scales)
         assert (got[0, 0] == 0).all()
         assert got[0, 1, 0].isnan().all()
         assert not got[0, 1, 1].isnan().any()
 
 
-def test_slots_beyond_the_pool_are_kept_nowhere() -> None:
+def test_slots_beyond_the_pool_are_not_written() -> None:
     made = case([64, 1 << 40, -5])
     in_emulator(*made.arguments())
     assert made.k_pages.isnan().all()
@@ -99,28 +99,28 @@ def test_slots_beyond_the_pool_are_kept_nowhere() -> None:
         ("q_out", lambda c: torch.zeros(3, 4, 129).bfloat16()[..., 1:], "q_out does not have"),
     ],
 )
-def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(name: str, change: Any, says: str) -> None:
     made = case([0, 1, 2])
     with pytest.raises(RefusedError, match="append: ") as refused:
         in_emulator(*replace(made, **{name: change(made)}).arguments())
     assert says in str(refused.value)
 
 
-def test_on_the_cpu_slots_and_positions_are_checked() -> None:
+def test_the_cpu_implementation_checks_slots_and_positions() -> None:
     for name, values in (("slots", [0, 64]), ("slots", [-2, 0]), ("positions", [0, 64])):
         bad = replace(case([0, 1]), **{name: torch.tensor(values)})
         with pytest.raises(ValueError, match=f"{name} go from"):
             torch.ops.warmroute.append(*bad.arguments())
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_the_reason_for_an_unsupported_shape_is_reported() -> None:
     bf16 = torch.bfloat16
     assert not any(unsupported(64, bf16, stored) for stored in (bf16, torch.int8))
     for bad in ((64, torch.float32, bf16), (96, bf16, bf16), (64, bf16, torch.float16)):
         assert "the kernel has" in unsupported(*bad)
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     made = case([0, 3, -1], norm=True)
     made.k_pages, made.v_pages = made.k_pages.contiguous(), made.v_pages.contiguous()
     torch.library.opcheck(torch.ops.warmroute.append.default, tuple(made.arguments()))

@@ -117,7 +117,7 @@ def compiled(log: str) -> list[Compiled]:
 
 
 @needs_nvcc
-def test_the_library_says_what_it_is() -> None:
+def test_the_built_library_can_be_called() -> None:
     library = KernelLibrary(build.build(build.CUDA))
     with pytest.raises(RefusedError, match="append: q and k need"):
         library.call("append", [None] * 9 + [1e-6] + [None] * 5)
@@ -134,7 +134,7 @@ class Pretended:
 
 
 @needs_nvcc
-def test_a_failed_launch_is_told() -> None:
+def test_a_failed_launch_raises_an_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU would run it")
     arguments = [
@@ -145,14 +145,14 @@ def test_a_failed_launch_is_told() -> None:
 
 
 @needs_nvcc
-def test_every_source_with_kernels_has_its_bounds() -> None:
+def test_every_source_with_kernels_has_bounds() -> None:
     with_kernels = {name for name, made in built().items() if compiled(build.compiler_log(made))}
     assert with_kernels == set(KERNELS)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("source", KERNELS)
-def test_registers_and_spills(source: str) -> None:
+def test_kernels_stay_within_their_registers_and_do_not_spill(source: str) -> None:
     found = compiled(build.compiler_log(built()[source]))
     assert {one.gpu for one in found} == set(GPUS)
     for one in found:
@@ -182,7 +182,7 @@ def disassembled(path: Path, gpu: str) -> str:
 @pytest.mark.parametrize(
     ("source", "gpu"), [(name, gpu) for name, bounds in KERNELS.items() for gpu in bounds.gpus]
 )
-def test_instructions(source: str, gpu: str) -> None:
+def test_kernels_have_the_expected_instructions(source: str, gpu: str) -> None:
     said = disassembled(built()[source], gpu)
     own = f"{len(source)}{source}6kernel"  # mangled; others are parts that it includes
     functions = [text for text in said.split("Function : ")[1:] if own in text[:200]]
@@ -202,7 +202,7 @@ def kernels_in(source: str, gpu: str, name: str) -> list[str]:
 
 @needs_nvcc
 @pytest.mark.parametrize("source", ["shared_decode", "prefill"])
-def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> None:
+def test_merge_waits_before_exiting_or_reading_partial_results(source: str) -> None:
     merges = kernels_in(source, "sm_90a", "5merge6kernel")
     assert len(merges) == 4
     for merge in merges:
@@ -226,7 +226,7 @@ def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> Non
         ("prefill_quantized", 0.5),
     ],
 )
-def test_what_merge_follows_lets_it_begin(source: str, dependents: float) -> None:
+def test_kernels_before_merge_trigger_its_launch(source: str, dependents: float) -> None:
     for gpu, share in (("sm_90a", dependents), ("sm_80", 0.0)):
         found = ["PREEXIT" in text for text in kernels_in(source, gpu, f"{source}6kernel")]
         assert found
@@ -276,7 +276,9 @@ def test_kernels_of_the_debug_library_spill_nothing() -> None:
     assert {one.spilled_bytes for one in compiled(build.compiler_log(made))} == {0}
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
     with pytest.raises(build.BuildError, match="nvcc is not on PATH"):
@@ -284,7 +286,9 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert build.find_cuda() is None
 
 
-def test_what_a_compiler_says_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_includes_the_compilers_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     (tmp_path / "bad.cu").write_text("int main() { return nothing; }")
@@ -295,7 +299,7 @@ def test_what_a_compiler_says_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not list((tmp_path / "cache").rglob("*.o"))
 
 
-def test_a_library_is_found_by_its_variable(
+def test_the_library_variable_selects_a_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     named = tmp_path / "mine.so"
@@ -306,7 +310,7 @@ def test_a_library_is_found_by_its_variable(
     assert build.find_cuda() == named
 
 
-def test_tensors_that_c_has_no_word_for() -> None:
+def test_unsupported_tensors_are_refused() -> None:
     with pytest.raises(RefusedError, match="a tensor of complex64 with 1 dimensions"):
         view_of(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(RefusedError, match="with 6 dimensions"):

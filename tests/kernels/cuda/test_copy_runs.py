@@ -75,7 +75,7 @@ def shards(tp: int, pp: int, base: PoolLayout) -> list[PoolLayout]:
     ]
 
 
-def whole(**changes: Any) -> PoolLayout:
+def layout_of(**changes: Any) -> PoolLayout:
     layout = PoolLayout(range(LAYERS), range(HEADS), 12, 16, 32)
     return replace(layout, **changes)
 
@@ -90,7 +90,7 @@ def whole(**changes: Any) -> PoolLayout:
     tokens=st.integers(1, 12),
     chance=st.randoms(use_true_random=False),
 )
-def test_tagged_pools_come_through_any_change(
+def test_tagged_pools_survive_any_change_of_layout(
     run: Copy,
     source_cut: tuple[int, int],
     target_cut: tuple[int, int],
@@ -101,7 +101,7 @@ def test_tagged_pools_come_through_any_change(
     chance: Any,
 ) -> None:
     bases = [
-        whole(block_tokens=size, order=tuple(order), row_bytes=row_bytes)
+        layout_of(block_tokens=size, order=tuple(order), row_bytes=row_bytes)
         for size, order in zip(sizes, orders, strict=True)
     ]
     sources = shards(*source_cut, bases[0])
@@ -121,8 +121,8 @@ def test_tagged_pools_come_through_any_change(
     assert torch.equal(got, tags(target, ids[1], tokens, more=-tokens % unit))
 
 
-def test_gathered_and_scattered_blocks_come_back() -> None:
-    pool_layout = whole(row_bytes=256)
+def test_gathered_and_scattered_blocks_are_restored() -> None:
+    pool_layout = layout_of(row_bytes=256)
     pool = tags(pool_layout, list(range(12)), 192)
     chosen = [7, 2, 11]
     buffer_layout = replace(pool_layout, blocks=3)
@@ -139,9 +139,9 @@ def test_gathered_and_scattered_blocks_come_back() -> None:
     assert (back[[0, 1, 3, 4, 5, 6, 8, 9, 10]] == UNTOUCHED).all()
 
 
-def test_runs_are_as_long_as_the_order_allows() -> None:
+def test_runs_are_as_long_as_the_axis_order_allows() -> None:
     # Equal shapes: a block is one run, cut to what a CTA takes.
-    one = whole(row_bytes=256)
+    one = layout_of(row_bytes=256)
     block_bytes = LAYERS * HEADS * 2 * 16 * 256
     assert plan(one, one).runs[:, 2].tolist() == [RUN_BYTES] * (block_bytes // RUN_BYTES)
     # Heads that are split: still one run a block for each source, and for the whole target.
@@ -156,13 +156,13 @@ def test_runs_are_as_long_as_the_order_allows() -> None:
     assert len(plan(replace(one, block_tokens=8), one).runs) == HEADS * LAYERS * 2
 
 
-def test_replicas_take_turns_by_the_target_s_rank() -> None:
-    sources, mine = shards(8, 1, whole()), whole(heads=range(2, 3))
+def test_replicas_are_chosen_in_turn_by_the_targets_rank() -> None:
+    sources, mine = shards(8, 1, layout_of()), layout_of(heads=range(2, 3))
     assert [pieces(sources, mine, rank)[0].source for rank in range(4)] == [4, 5, 4, 5]
 
 
-def test_a_part_of_a_request_moves_alone() -> None:
-    layout = whole(row_bytes=32)
+def test_part_of_a_request_can_be_copied_alone() -> None:
+    layout = layout_of(row_bytes=32)
     pool, got = tags(layout, [3, 4], 32), tags(layout, [], 0)
     made = plan(layout, layout)
     in_emulator(*map(as_bytes, (pool, got)), made.runs, moves(made, [3, 4], [0, 1], range(16, 32)))
@@ -170,7 +170,7 @@ def test_a_part_of_a_request_moves_alone() -> None:
     assert torch.equal(got[1], pool[4])
 
 
-def test_odd_rows_and_addresses_are_copied_to_the_byte() -> None:
+def test_odd_rows_and_addresses_are_copied_exactly() -> None:
     source = torch.arange(100, dtype=torch.int8)
     for length, first, into in ((1, 0, 0), (7, 3, 5), (12, 4, 8), (64, 1, 17), (0, 5, 5)):
         for run in RUNS.values():
@@ -185,7 +185,7 @@ def test_odd_rows_and_addresses_are_copied_to_the_byte() -> None:
     "run", [[0, 0, 101], [90, 0, 11], [0, 99, 2], [-1, 0, 4], [1 << 62, 0, 4], [0, 0, -3]]
 )
 @pytest.mark.parametrize("base", [[0, 0], [100, 0], [1 << 62, 1 << 62]])
-def test_what_leaves_a_pool_is_not_copied(run: list[int], base: list[int]) -> None:
+def test_runs_outside_a_pool_are_not_copied(run: list[int], base: list[int]) -> None:
     source = torch.zeros(100, dtype=torch.int8)
     target = torch.full((100,), UNTOUCHED, dtype=torch.int8)
     arguments = (source, target, torch.tensor([run]), torch.tensor([base]))
@@ -207,7 +207,7 @@ def test_what_leaves_a_pool_is_not_copied(run: list[int], base: list[int]) -> No
         ({3: None}, "source, target, runs and moves are needed"),
     ],
 )
-def test_bad_arguments_are_named(change: dict[int, Any], says: str) -> None:
+def test_the_error_names_the_bad_argument(change: dict[int, Any], says: str) -> None:
     pool = torch.zeros(8, dtype=torch.int8)
     arguments: list[Any] = [pool, pool.clone(), torch.zeros(1, 3).long(), torch.zeros(1, 2).long()]
     for at, value in change.items():
@@ -217,8 +217,8 @@ def test_bad_arguments_are_named(change: dict[int, Any], says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_bad_layouts_and_requests_are_named() -> None:
-    layout = whole()
+def test_the_error_names_a_bad_layout_or_request() -> None:
+    layout = layout_of()
     for changes, says in (
         ({"order": ("block", "head", "layer", "kv", "dim")}, "order"),
         ({"layers": range(3, 3)}, "layers"),
@@ -226,15 +226,15 @@ def test_bad_layouts_and_requests_are_named() -> None:
         ({"blocks": 0}, "blocks 0 is below 1"),
     ):
         with pytest.raises(ValueError, match=says):
-            whole(**changes)
+            layout_of(**changes)
     with pytest.raises(ValueError, match="rows of 32 and 64 bytes"):
-        plan(layout, whole(row_bytes=64))
+        plan(layout, layout_of(row_bytes=64))
     with pytest.raises(ValueError, match="0 rows"):
-        plan(whole(heads=range(2)), whole(heads=range(2, 4)))
+        plan(layout_of(heads=range(2)), layout_of(heads=range(2, 4)))
     with pytest.raises(ValueError, match="are not all in"):
         plan(layout, layout, Piece(0, range(5), range(4)))
     with pytest.raises(ValueError, match="hold 8 of the target's 16"):
-        pieces([whole(heads=range(2))], layout, 0)
+        pieces([layout_of(heads=range(2))], layout, 0)
     made = plan(layout, layout)
     with pytest.raises(ValueError, match="source_blocks names block 12, the pool has 0"):
         moves(made, [12], [0], range(16))
@@ -244,8 +244,8 @@ def test_bad_layouts_and_requests_are_named() -> None:
         moves(made, [0], [0], range(8, 16))
 
 
-def test_the_operator_is_sound() -> None:
-    layout = whole()
+def test_the_operator_passes_opcheck() -> None:
+    layout = layout_of()
     made = plan(layout, layout)
     pools = tags(layout, [0], 16), tags(layout, [], 0)
     at = moves(made, [0], [1], range(16))

@@ -20,7 +20,7 @@ from tests.kernels.shared_cases import Case, Request, alone, case, exact
 pytestmark = needs_compiler
 
 
-def hold(made: Case, lengths: list[int], seed: int = 1, bound: float | None = None) -> None:
+def check_result(made: Case, lengths: list[int], seed: int = 1, bound: float | None = None) -> None:
     emulate("shared_decode", *made, seed=seed)
     wanted = exact(made, torch.tensor(lengths))
     for row, length in enumerate(lengths):
@@ -33,19 +33,21 @@ def hold(made: Case, lengths: list[int], seed: int = 1, bound: float | None = No
 @pytest.mark.parametrize("group", [1, 4, 7, 8, 16])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
+def test_decode_agrees_with_float64_for_groups_and_ragged_lengths(
+    group: int, dim: int, dtype: torch.dtype
+) -> None:
     lengths = [1, 15, 16, 17, 63, 64, 65, 0, 129]
-    hold(alone(lengths, group, 1, dim, dtype=dtype, seed=group), lengths, seed=group)
+    check_result(alone(lengths, group, 1, dim, dtype=dtype, seed=group), lengths, seed=group)
 
 
 @pytest.mark.parametrize("page_tokens", [16, 32, 48, 256])
-def test_splits(page_tokens: int) -> None:
+def test_decode_is_right_if_requests_are_split_into_chunks(page_tokens: int) -> None:
     lengths = [LEAST_CHUNK - 1, LEAST_CHUNK, LEAST_CHUNK + 1, 2 * LEAST_CHUNK + 17]
     made = alone(lengths, 4, 2, 64, page_tokens, room=(40, 40))
-    hold(made, lengths, seed=page_tokens)
+    check_result(made, lengths, seed=page_tokens)
 
 
-def test_more_partial_results_than_a_warp_has_lanes() -> None:
+def test_decode_merges_more_partial_results_than_a_warp_has_lanes() -> None:
     count, tile = 70, 16
     lengths = [count * tile, 30]
     made = alone(lengths, 3, 1, 64, room=(count + 1, count))
@@ -57,18 +59,18 @@ def test_more_partial_results_than_a_warp_has_lanes() -> None:
     made.items[count] = torch.tensor([1, 1, 0, 30, -1, width, 0, 0])
     made.merge_starts[1:] = count
     made.merge_slots[:] = torch.arange(count).flip(0)
-    hold(made, lengths)
+    check_result(made, lengths)
 
 
-def test_a_window_of_page_ids_and_more() -> None:
+def test_decode_is_right_beyond_one_window_of_page_ids() -> None:
     """A decode over so many tiles that a warp reads page ids again, after 32 tiles, is right."""
     lengths = [3 * LARGEST_CHUNK, 2050]
-    hold(in_one_piece(lengths, alone(lengths, 1, 1, 64, seed=3)), lengths)
+    check_result(in_one_piece(lengths, alone(lengths, 1, 1, 64, seed=3)), lengths)
 
 
-def test_the_largest_items() -> None:
+def test_decode_is_right_with_the_largest_items() -> None:
     lengths = [8 * LARGEST_CHUNK + 100]
-    hold(alone(lengths, 8, 1, 64, 32, seed=4), lengths)
+    check_result(alone(lengths, 8, 1, 64, 32, seed=4), lengths)
 
 
 @settings(max_examples=examples(12))
@@ -79,10 +81,10 @@ def test_the_largest_items() -> None:
     page_tokens=st.sampled_from([16, 32, 80]),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_batch(
+def test_decode_is_right_for_any_batch(
     lengths: list[int], group: int, kv_heads: int, page_tokens: int, seed: int
 ) -> None:
-    hold(alone(lengths, group, kv_heads, 64, page_tokens, seed=seed), lengths, seed=seed)
+    check_result(alone(lengths, group, kv_heads, 64, page_tokens, seed=seed), lengths, seed=seed)
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -91,7 +93,7 @@ def test_large_scores_do_not_overflow() -> None:
     """
     lengths = [40, 300]
     made = alone(lengths, 4, 1, 64)
-    hold(made._replace(scale=60.0 * made.scale), lengths, bound=2e-2)
+    check_result(made._replace(scale=60.0 * made.scale), lengths, bound=2e-2)
 
 
 def test_a_request_is_the_same_in_any_batch() -> None:
@@ -132,7 +134,7 @@ def test_partial_results_are_base_2() -> None:
         assert abs(float(made.partial_lse[slot, 0] - lse)) < 1e-3
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_the_reason_for_an_unsupported_shape_is_reported() -> None:
     assert unsupported(32, 8, 128, 16, torch.bfloat16) == ""
     for bad in (
         (32, 8, 128, 16, torch.float32),

@@ -19,7 +19,7 @@ pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
 
-def hold(plain: Case, lengths: list[int], stored: torch.dtype, seed: int = 1) -> None:
+def check_result(plain: Case, lengths: list[int], stored: torch.dtype, seed: int = 1) -> None:
     made, context = quantized(plain, stored), torch.tensor(lengths)
     emulate("shared_decode", *made, seed=seed)
     same_bytes, before = exact(made, context), exact(plain, context)
@@ -34,18 +34,20 @@ def hold(plain: Case, lengths: list[int], stored: torch.dtype, seed: int = 1) ->
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(("group", "dim"), [(1, 64), (7, 128), (8, 64), (16, 128)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_groups_and_ragged_lengths(
+def test_decode_agrees_with_float64_for_groups_and_ragged_lengths(
     stored: torch.dtype, group: int, dim: int, dtype: torch.dtype
 ) -> None:
     lengths = [1, 15, 16, 17, 64, 65, 0, 129]
-    hold(alone(lengths, group, 2, dim, dtype=dtype, seed=group), lengths, stored, seed=group)
+    check_result(
+        alone(lengths, group, 2, dim, dtype=dtype, seed=group), lengths, stored, seed=group
+    )
 
 
 @pytest.mark.parametrize("page_tokens", [16, 48, 256])
-def test_splits(page_tokens: int) -> None:
+def test_decode_is_right_if_requests_are_split_into_chunks(page_tokens: int) -> None:
     lengths = [LEAST_CHUNK, LEAST_CHUNK + 1, 2 * LEAST_CHUNK + 17]
     made = alone(lengths, 4, 2, 64, page_tokens, room=(40, 40))
-    hold(made, lengths, torch.int8, seed=page_tokens)
+    check_result(made, lengths, torch.int8, seed=page_tokens)
 
 
 @settings(max_examples=examples(8))
@@ -56,15 +58,17 @@ def test_splits(page_tokens: int) -> None:
     stored=st.sampled_from(STORED),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_batch(
+def test_decode_is_right_for_any_batch(
     lengths: list[int], group: int, page_tokens: int, stored: torch.dtype, seed: int
 ) -> None:
-    hold(alone(lengths, group, 1, 128, page_tokens, seed=seed), lengths, stored, seed=seed)
+    check_result(alone(lengths, group, 1, 128, page_tokens, seed=seed), lengths, stored, seed=seed)
 
 
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_byte_is_its_number(stored: torch.dtype, dtype: torch.dtype) -> None:
+def test_every_quantized_byte_is_read_as_its_number(
+    stored: torch.dtype, dtype: torch.dtype
+) -> None:
     """Every byte of quantized V is read as its number: a single token has weight 1, so the output
     is its V, byte by byte.
     """
@@ -92,7 +96,7 @@ def test_small_values_keep_their_digits_in_fp16() -> None:
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_a_row_with_nan_shows(stored: torch.dtype) -> None:
+def test_a_row_with_nan_gives_nan(stored: torch.dtype) -> None:
     for name in ("k_scales", "v_scales"):
         made = quantized(alone([20, 20], 2, 1, 64), stored)
         getattr(made, name)[made.page_table[1, 0], 3, 0] = NAN

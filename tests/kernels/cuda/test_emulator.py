@@ -37,11 +37,11 @@ def reverse(library: KernelLibrary, fault: int, seed: int) -> bool:
     return data.tolist() == list(range(63, -1, -1))
 
 
-def test_sound_code_is_right_in_every_order(faulty: KernelLibrary) -> None:
+def test_correct_code_is_right_in_every_order_of_threads(faulty: KernelLibrary) -> None:
     assert all(reverse(faulty, SOUND, seed) for seed in SEEDS)
 
 
-def test_a_missing_wait_gives_wrong_numbers(faulty: KernelLibrary) -> None:
+def test_a_missing_wait_gives_wrong_results(faulty: KernelLibrary) -> None:
     assert not all(reverse(faulty, NO_WAIT, seed) for seed in SEEDS)
 
 
@@ -58,7 +58,7 @@ def test_a_missing_wait_gives_wrong_numbers(faulty: KernelLibrary) -> None:
         (8, "deadlock in CTA 0, 0:"),
     ],
 )
-def test_faults_are_named(faulty: KernelLibrary, fault: int, says: str) -> None:
+def test_the_emulator_reports_faults(faulty: KernelLibrary, fault: int, says: str) -> None:
     with pytest.raises(LaunchError, match="reverse: ") as failed:
         reverse(faulty, fault, 1)
     assert says in str(failed.value)
@@ -89,7 +89,7 @@ def test_a_dependent_launch_that_waits_is_right(faulty: KernelLibrary) -> None:
         (5, "is dependent, with no launch before it"),
     ],
 )
-def test_what_a_dependent_launch_does_early_is_named(
+def test_the_emulator_reports_early_accesses_of_a_dependent_launch(
     faulty: KernelLibrary, fault: int, says: str
 ) -> None:
     for seed in SEEDS:
@@ -104,7 +104,7 @@ def bits_of(x: float) -> int:
 
 
 @given(st.floats(width=32) | st.floats(-500, 500, width=32))
-def test_narrowing_rounds_as_torch_does(faulty: KernelLibrary, x: float) -> None:
+def test_narrowing_rounds_as_in_torch(faulty: KernelLibrary, x: float) -> None:
     number, given_x = faulty.functions.wr_test_number, torch.tensor(x, dtype=torch.float32)
     for to, dtype in enumerate((torch.bfloat16, torch.float16, torch.float8_e4m3fn)):
         if dtype == torch.float8_e4m3fn and abs(x) > 448:
@@ -133,7 +133,9 @@ def test_widening_is_exact(faulty: KernelLibrary, to: int, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("fault", [10, 11])
-def test_writing_over_what_others_read_is_named(faulty: KernelLibrary, fault: int) -> None:
+def test_the_emulator_reports_writes_over_data_that_is_being_read(
+    faulty: KernelLibrary, fault: int
+) -> None:
     said = set()
     for seed in SEEDS:
         with pytest.raises(LaunchError, match="with no barrier since") as failed:
@@ -142,7 +144,7 @@ def test_writing_over_what_others_read_is_named(faulty: KernelLibrary, fault: in
     assert said == {False, True}, "by the order, the read or the write is the one too early"
 
 
-def test_a_header_renames_only_the_objects_that_include_it(
+def test_a_changed_header_rebuilds_only_the_objects_that_include_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)

@@ -41,14 +41,14 @@ def is_right(library: KernelLibrary, fault: str, seed: int) -> bool:
     return torch.equal(out.double(), (x.double() @ y.double().T) @ y.double())
 
 
-def test_sound_code_is_right_in_every_order(faulty: KernelLibrary) -> None:
+def test_correct_code_is_right_in_every_order_of_fibers(faulty: KernelLibrary) -> None:
     assert all(is_right(faulty, "SOUND", seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize(
     "fault", ["READ_EARLY", "SHALLOW_STRIDE", "NO_EMPTY_WAIT", "TOO_FEW_BYTES"]
 )
-def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str) -> None:
+def test_unreported_faults_give_wrong_results(faulty: KernelLibrary, fault: str) -> None:
     found = False
     for seed in SEEDS:
         try:
@@ -80,7 +80,7 @@ def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str)
         ("NOT_WAITED_FOR", "a CTA ended with box copies that nobody waited for"),
     ],
 )
-def test_faults_are_named(faulty: KernelLibrary, fault: str, says: str) -> None:
+def test_the_emulator_reports_faults(faulty: KernelLibrary, fault: str, says: str) -> None:
     """Each fault is reported by name for at least one order of fibers; under other orders the
     kernel may also give a right or a wrong result.
     """

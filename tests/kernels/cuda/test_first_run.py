@@ -30,7 +30,7 @@ TESTING += ("hypothesis", "_hypothesis_globals.py", "sortedcontainers")
 FIRST_RUN = ROOT / "tests" / "bench" / "gpu" / "first_run.py"
 
 
-def bare(home: Path, carried: tuple[str, ...]) -> Path:
+def make_bare_python(home: Path, carried: tuple[str, ...]) -> Path:
     """Make a virtual environment that has only these packages; return its Python interpreter."""
     venv.create(home, with_pip=False)
     packages = next((home / "lib").glob("python*")) / "site-packages"
@@ -42,7 +42,7 @@ def bare(home: Path, carried: tuple[str, ...]) -> Path:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return bare(tmp_path_factory.mktemp("bare"), CARRIED)
+    return make_bare_python(tmp_path_factory.mktemp("bare"), CARRIED)
 
 
 def started(command: list[object], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def run(python: Path, out: Path, *options: str, **more: str) -> subprocess.Compl
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would run it all")
-def test_a_bare_machine_runs_what_a_cpu_can_and_names_what_is_missing(
+def test_a_bare_machine_runs_the_cpu_steps_and_lists_missing_parts(
     bare_python: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "results"
@@ -89,8 +89,8 @@ def test_a_bare_machine_runs_what_a_cpu_can_and_names_what_is_missing(
     assert "device: " not in wrong.stdout
 
 
-def test_a_bare_machine_finds_the_tests_that_a_gpu_runs(tmp_path: Path) -> None:
-    python = bare(tmp_path / "testing", CARRIED + TESTING)
+def test_a_bare_machine_collects_the_gpu_tests(tmp_path: Path) -> None:
+    python = make_bare_python(tmp_path / "testing", CARRIED + TESTING)
     names = ("tests/cuda/", "in_engine")  # the latter needs what the engine needs
     own = [one for one in steps() if one.name.startswith(names[0]) and names[1] not in one.name]
     files, options = [command_of(one)[-1] for one in own], command_of(own[0])[1:-1]
@@ -101,14 +101,14 @@ def test_a_bare_machine_finds_the_tests_that_a_gpu_runs(tmp_path: Path) -> None:
     assert all(Path(file).name in done.stdout for file in files), done.stdout
 
 
-def test_without_torch_it_says_so(tmp_path: Path) -> None:
+def test_a_machine_without_torch_reports_missing_packages(tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", with_pip=False)
     done = run(tmp_path / "empty" / "bin" / "python", tmp_path / "results")
     assert done.returncode == first_run.LEFT_OVER
     assert "torch and numpy not installed" in done.stdout
 
 
-def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_hangs_ends_by_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(first_run, "command_of", lambda step: sleeping)
     line = run_step(Step("numbers/stuck", 0.2))
@@ -148,7 +148,7 @@ first_run.run_step(first_run.Step("numbers/x", 60))
     assert beats.stat().st_size == size
 
 
-def test_what_cannot_be_kept_is_told(
+def test_the_error_explains_why_results_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -161,7 +161,7 @@ def test_what_cannot_be_kept_is_told(
         assert why in capsys.readouterr().out
 
 
-def test_what_a_process_said_becomes_a_status() -> None:
+def test_the_output_of_a_process_becomes_a_status() -> None:
     def of(found: dict[str, float] | None, code: int = 0, under: tuple[str, ...] = ()) -> str:
         output = "" if found is None else first_run.PREFIX + json.dumps(found)
         return str(judged(Step("numbers/x", 1, under=under), code, output)["status"])
@@ -177,7 +177,7 @@ def test_what_a_process_said_becomes_a_status() -> None:
     assert judged(Step("tests/x", 1), 1, "1 failed")["status"] == "wrong"
 
 
-def test_a_torn_line_is_left_out_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
+def test_a_torn_line_is_skipped_and_the_last_line_of_a_step_counts(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"step": "a", "status": "failed"}\n{"step": "a", "status": "ok"}\n{"st')
     assert kept_lines(path) == [{"step": "a", "status": "ok"}]
@@ -186,7 +186,7 @@ def test_a_torn_line_is_left_out_and_the_last_of_a_step_counts(tmp_path: Path) -
     assert [line["step"] for line in kept_lines(path)] == ["a", "b", "c"]
 
 
-def test_a_case_that_hung_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_hung_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that hung is tried again, and the kernel's other cases are run after it if it ends
     this time.
     """
@@ -204,7 +204,7 @@ def test_a_case_that_hung_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert ran == [ran[0], ran[0], *cases]
 
 
-def test_what_makes_a_run_a_bad_one() -> None:
+def test_failed_and_wrong_steps_make_a_run_bad() -> None:
     def bad(step: str, status: str) -> bool:
         return is_bad({"step": step, "status": status})
 
@@ -216,7 +216,7 @@ def test_what_makes_a_run_a_bad_one() -> None:
     assert not bad("profile/x", "failed")
 
 
-def test_a_kernel_that_hung_is_not_asked_again() -> None:
+def test_a_kernel_that_hung_is_not_run_again() -> None:
     asked = {step.name for step in steps() if first_run.asks(step, "prefill_wgmma")}
     kinds = {name.partition("/")[0] for name in asked}
     assert kinds == {"numbers", "memcheck", "initcheck", "speed", "profile", "tests"}
@@ -224,7 +224,7 @@ def test_a_kernel_that_hung_is_not_asked_again() -> None:
     assert "tests/cuda/test_prefill.py" not in asked
 
 
-def test_steps_have_names_of_their_own_and_hopper_comes_last() -> None:
+def test_step_names_are_unique_and_hopper_comes_last() -> None:
     names = [step.name for step in steps()]
     assert len(set(names)) == len(names)
     numbers = [name for name in names if name.startswith("numbers/")]
@@ -233,13 +233,13 @@ def test_steps_have_names_of_their_own_and_hopper_comes_last() -> None:
     assert names[-1].endswith("/flex"), "what compiles for minutes comes last"
 
 
-def right(case_names: list[str]) -> dict[str, table.Line]:
+def passed_lines(case_names: list[str]) -> dict[str, table.Line]:
     return {f"numbers/{name}": {"status": "ok"} for name in case_names}
 
 
-def test_a_report_tells_what_the_engine_takes() -> None:
+def test_a_report_shows_which_kernels_the_engine_uses() -> None:
     cases = small_cases()
-    lines = right([one.name for one in cases])
+    lines = passed_lines([one.name for one in cases])
     assert table.engine_takes(table.right_kernels({})) == ("not known before all kernels have run")
     assert "wgmma (on Hopper)" in table.engine_takes(table.right_kernels(lines))
     hopper = next(one for one in cases if one.kernel == "prefill_wgmma")
@@ -250,7 +250,7 @@ def test_a_report_tells_what_the_engine_takes() -> None:
     assert table.engine_takes(table.right_kernels(lines)) == "torch, because of shared"
 
 
-def test_a_result_in_a_few_words() -> None:
+def test_a_result_has_a_short_summary() -> None:
     def of(step: str, status: str, **found: object) -> str:
         return table.short({"step": step, "status": status, **found})
 
@@ -263,7 +263,7 @@ def test_a_result_in_a_few_words() -> None:
     assert of("profile/x", "ok", note="a\ntable", seconds=9) == "9 s"
 
 
-def test_figures_come_of_medians_and_ceilings() -> None:
+def test_figures_are_computed_from_medians_and_ceilings() -> None:
     one = next(case for case in speed_cases() if case.kernel == "shared")
     assert isinstance(one.shape, table.Attention)
     lines: dict[str, table.Line] = {
@@ -285,7 +285,7 @@ def test_figures_come_of_medians_and_ceilings() -> None:
 
 
 @needs_compiler
-def test_arguments_move_with_their_strides_and_gaps() -> None:
+def test_moved_arguments_keep_their_strides_and_gaps() -> None:
     made, other = case([(5, 30), (40, 9)]), case([(5, 30), (40, 9)])
     emulate("prefill", *made.arguments())
     with moved(other.arguments(), "cpu") as given:

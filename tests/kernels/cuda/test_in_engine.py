@@ -77,7 +77,9 @@ def kept(layer: LayerKv) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("kv", "bound"), [("auto", 4e-3), ("int8", 1e-2), ("fp8", 4e-2)])
-def test_what_the_cache_holds(config: ModelConfig, kv: str, bound: float) -> None:
+def test_cache_contents_agree_with_the_plain_cache(
+    config: ModelConfig, kv: str, bound: float
+) -> None:
     both = Both(config, kv)
     q, wanted = both.step(flat_batch([Piece([1] * 37, 0, [4, 0, 7]), Piece([1] * 5, 0, [2])], PAGE))
     assert relative_error(q, wanted) < bound
@@ -86,7 +88,9 @@ def test_what_the_cache_holds(config: ModelConfig, kv: str, bound: float) -> Non
 
 
 @pytest.mark.parametrize(("kv", "bound"), [("auto", 1e-2), ("int8", 2e-2), ("fp8", 6e-2)])
-def test_decode_steps_after_prefill(config: ModelConfig, kv: str, bound: float) -> None:
+def test_decode_steps_after_prefill_agree_with_plain_attention(
+    config: ModelConfig, kv: str, bound: float
+) -> None:
     both = Both(config, kv)
     blocks = [[4, 0, 7], [2, 9]]
     lengths = [37, 16]
@@ -109,7 +113,9 @@ def test_decode_steps_after_prefill(config: ModelConfig, kv: str, bound: float) 
 
 
 @pytest.mark.parametrize(("kv", "bound"), [("auto", 1e-2), ("int8", 2e-2), ("fp8", 6e-2)])
-def test_chunks_beside_a_decode(config: ModelConfig, kv: str, bound: float) -> None:
+def test_chunks_beside_a_decode_agree_with_plain_attention(
+    config: ModelConfig, kv: str, bound: float
+) -> None:
     """Steps as the scheduler makes them agree with plain attention: a request's next token together
     with chunks of two prompts.
     """

@@ -195,7 +195,7 @@ def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
 
 def prefill_differs(library: KernelLibrary, kernel: str, made: prefill.Case) -> bool:
     try:
-        prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
+        prefill.check_result(made, run=lambda *arguments: library.call(kernel, arguments))
     except AssertionError:
         return True
     return False
@@ -246,7 +246,7 @@ def append_is_wrong(library: KernelLibrary, seed: int) -> bool:
     made = append.case([5, -1, 63], 3, 2, 64, norm=True, seed=seed)
     made.eps = 0.5
     try:
-        append.hold(lambda *arguments: library.call("append", arguments), made, BOUND)
+        append.check_result(lambda *arguments: library.call("append", arguments), made, BOUND)
     except AssertionError:
         return True
     return False
@@ -362,7 +362,7 @@ def slips() -> Iterator[Any]:
             yield pytest.param(source, *pair, is_wrong, marks=marks)
 
 
-def test_every_slip_changes_one_place() -> None:
+def test_every_planted_fault_changes_one_place() -> None:
     """Every planted fault changes exactly one place of its source. This checks all of them quickly,
     because most are built only in full test runs.
     """
@@ -373,7 +373,7 @@ def test_every_slip_changes_one_place() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("source", "there", "instead", "is_wrong"), list(slips()))
-def test_a_slip_is_noticed(
+def test_a_planted_fault_is_detected(
     tmp_path: Path,
     source: str,
     there: str,

@@ -37,7 +37,9 @@ def far_pages() -> list[torch.Tensor]:
     return [whole.as_strided((2, 32, 2, 64), strides, first) for first in (0, 8 * 32 * 64)]
 
 
-def test_append_then_attention(far_pages: list[torch.Tensor]) -> None:
+def test_append_and_attention_are_right_beyond_32_bit_offsets(
+    far_pages: list[torch.Tensor],
+) -> None:
     tokens = 40
     slots = [32 + at if at < 32 else at - 32 for at in range(tokens)]  # page 1, then page 0
     written = append.case(slots, 4, 2, 64, page_tokens=32, pages=2)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import plan_prefill, unsupported
 from tests.effort import examples
-from tests.kernels.cuda.prefill_cases import Case, case, exact, hold
+from tests.kernels.cuda.prefill_cases import Case, case, check_result, exact
 from tests.kernels.emulated import emulate, needs_compiler
 
 pytestmark = needs_compiler
 
 
-def test_the_cpu_implementation_is_softmax() -> None:
+def test_the_cpu_implementation_equals_the_softmax_formula() -> None:
     """The CPU implementation, which is the oracle, equals the softmax formula written out for one
     row.
     """
@@ -33,35 +33,39 @@ def test_the_cpu_implementation_is_softmax() -> None:
     out, lse = exact(made)
     assert torch.allclose(out[3, 1], weights @ v, rtol=1e-12)
     assert torch.allclose(lse[3, 1], scores.exp().sum().log2(), rtol=1e-12)
-    hold(made, run=torch.ops.warmroute.prefill)
+    check_result(made, run=torch.ops.warmroute.prefill)
 
 
 @pytest.mark.parametrize("group", [1, 4, 7, 8])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
+def test_prefill_agrees_with_float64_for_groups_and_ragged_lengths(
+    group: int, dim: int, dtype: torch.dtype
+) -> None:
     """Prefill agrees with float64 for lengths around pages of 16, blocks of 64 keys and items of
     128 / group tokens, from several offsets.
     """
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (63, 1), (64, 2), (5, step - 1), (0, step), (127, step + 1)]
     pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
-    hold(case(pieces, group, 1, dim, dtype=dtype, seed=group), seed=group)
+    check_result(case(pieces, group, 1, dim, dtype=dtype, seed=group), seed=group)
 
 
 @pytest.mark.parametrize("page_tokens", [16, 32, 48, 256])
-def test_pages_of_any_size(page_tokens: int) -> None:
-    hold(case([(0, 65), (130, 33), (256, 1)], 4, 2, 64, page_tokens, room=40), seed=page_tokens)
+def test_prefill_is_right_for_pages_of_any_size(page_tokens: int) -> None:
+    check_result(
+        case([(0, 65), (130, 33), (256, 1)], 4, 2, 64, page_tokens, room=40), seed=page_tokens
+    )
 
 
-def test_a_window_of_page_ids_and_more() -> None:
+def test_prefill_is_right_beyond_one_window_of_page_ids() -> None:
     """A prefill over so many tiles that page ids are looked up again, after 32 tiles, is right."""
-    hold(case([(2100, 3)], 2, 1, seed=3))
+    check_result(case([(2100, 3)], 2, 1, seed=3))
 
 
 @pytest.mark.parametrize("group", [33, 128])
-def test_large_groups(group: int) -> None:
-    hold(case([(30, 4), (0, 1)], group, 1, seed=group))
+def test_prefill_is_right_for_large_groups(group: int) -> None:
+    check_result(case([(30, 4), (0, 1)], group, 1, seed=group))
 
 
 @settings(max_examples=examples(8))
@@ -72,10 +76,10 @@ def test_large_groups(group: int) -> None:
     page_tokens=st.sampled_from([16, 32, 80]),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_batch(
+def test_prefill_is_right_for_any_batch(
     pieces: list[tuple[int, int]], group: int, kv_heads: int, page_tokens: int, seed: int
 ) -> None:
-    hold(case(pieces, group, kv_heads, 64, page_tokens, seed=seed), seed=seed)
+    check_result(case(pieces, group, kv_heads, 64, page_tokens, seed=seed), seed=seed)
 
 
 @pytest.mark.parametrize("kernel", ["prefill", "prefill_wgmma"])
@@ -86,15 +90,15 @@ def test_any_batch(
         (7, 128, [(1024, 19)]),
     ],
 )
-def test_keys_cut_into_pieces_are_merged(
+def test_prefill_merges_keys_cut_into_pieces(
     kernel: str, group: int, dim: int, pieces: list[tuple[int, int]]
 ) -> None:
     made = case(pieces, group, 2, dim, seed=group, is_cut=True)
     assert len(made.merge_slots) > 0
-    hold(made, run=lambda *arguments: emulate(kernel, *arguments, seed=group))
+    check_result(made, run=lambda *arguments: emulate(kernel, *arguments, seed=group))
 
 
-def test_the_cpu_merges_to_what_it_makes_of_whole_rows() -> None:
+def test_the_cpu_implementation_is_the_same_for_cut_and_uncut_rows() -> None:
     cut, whole = (
         case([(1300, 40), (0, 3)], 4, 1, seed=2, is_cut=is_cut) for is_cut in (True, False)
     )
@@ -108,7 +112,7 @@ def test_large_scores_do_not_overflow() -> None:
     """
     made = case([(100, 40)], 4, 1, scale=60.0)
     made.lse = None
-    hold(made, bound=2e-2)
+    check_result(made, bound=2e-2)
 
 
 def planned(made: Case, spans: list[tuple[int, int, int]], group: int) -> Case:
@@ -141,7 +145,7 @@ def test_a_plan_without_items_writes_nothing() -> None:
 def test_items_beyond_the_count_are_not_read() -> None:
     made = case([(0, 3)], room=5)
     made.items[1:] = 1 << 30
-    hold(made)
+    check_result(made)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_items_beyond_the_count_are_not_read() -> None:
         ("lse", lambda c: c.lse.half(), "lse is float16, needs float32"),
     ],
 )
-def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(name: str, change: Any, says: str) -> None:
     made = case([(20, 20), (0, 40)], dim=128)
     with pytest.raises(RefusedError, match=r"prefill: |a tensor of") as refused:
         emulate("prefill", *replace(made, **{name: change(made)}).arguments())
@@ -182,14 +186,14 @@ def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
     assert made.out.isnan().all()
 
 
-def test_pages_of_other_sizes_are_refused() -> None:
+def test_pages_of_unsupported_sizes_are_refused() -> None:
     made = case([(20, 20)])
     made.k_pages, made.v_pages = made.k_pages[:, :8], made.v_pages[:, :8]
     with pytest.raises(RefusedError, match="k_pages has pages of 8 tokens"):
         emulate("prefill", *made.arguments())
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_the_reason_for_an_unsupported_shape_is_reported() -> None:
     assert unsupported(32, 8, 128, 16, torch.bfloat16) == ""
     for bad in (
         (32, 8, 128, 16, torch.float32),
@@ -201,7 +205,7 @@ def test_what_is_not_supported_is_said() -> None:
         assert "the kernel has" in unsupported(*bad)
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     made = case([(5, 30), (0, 2)])
     made.k_pages, made.v_pages = made.k_pages.contiguous(), made.v_pages.contiguous()
     made.out.zero_()  # unused rows are NaN, which does not equal itself

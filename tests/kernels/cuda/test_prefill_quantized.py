@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import plan_prefill
 from tests.effort import examples
-from tests.kernels.cuda.prefill_cases import Case, case, exact, hold, quantized
+from tests.kernels.cuda.prefill_cases import Case, case, check_result, exact, quantized
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.quantized import LOSS, STORED
 
@@ -23,9 +23,9 @@ pytestmark = needs_compiler
 by_both = pytest.mark.parametrize("kernel", ["prefill_mma", "prefill_wgmma"])
 
 
-def hold_quantized(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1) -> None:
+def check_quantized_result(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1) -> None:
     made = quantized(plain, stored)
-    hold(made, run=lambda *arguments: emulate(kernel, *arguments, seed=seed))
+    check_result(made, run=lambda *arguments: emulate(kernel, *arguments, seed=seed))
     before, there = exact(plain)[0], ~made.out.isnan()
     assert relative_error(made.out[there], before[there]) < LOSS[stored]
 
@@ -41,7 +41,7 @@ def hold_quantized(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1)
         (7, 128, torch.float16),
     ],
 )
-def test_groups_and_ragged_lengths(
+def test_prefill_agrees_with_float64_for_groups_and_ragged_lengths(
     kernel: str, group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
     """Prefill agrees with float64 for lengths around pages of 16, blocks of 64 and 128 keys and
@@ -51,29 +51,29 @@ def test_groups_and_ragged_lengths(
     pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (128, 2), (5, step - 1), (127, step + 1)]
     pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
     plain = case(pieces, group, 1, dim, dtype=dtype, seed=group)
-    hold_quantized(kernel, plain, stored, seed=group)
+    check_quantized_result(kernel, plain, stored, seed=group)
 
 
 @by_both
 @pytest.mark.parametrize(("page_tokens", "dim"), [(32, 64), (48, 128), (256, 64), (256, 128)])
-def test_pages_of_any_size(kernel: str, page_tokens: int, dim: int) -> None:
+def test_prefill_is_right_for_pages_of_any_size(kernel: str, page_tokens: int, dim: int) -> None:
     made = case([(0, 65), (130, 33), (256, 1)], 4, 2, dim, page_tokens, room=40)
-    hold_quantized(kernel, made, torch.int8, seed=page_tokens)
+    check_quantized_result(kernel, made, torch.int8, seed=page_tokens)
 
 
 @by_both
-def test_a_window_of_page_ids_and_more(kernel: str) -> None:
+def test_prefill_is_right_beyond_one_window_of_page_ids(kernel: str) -> None:
     """A prefill over so many tiles that a warp looks up page ids again, after 32 tiles,
     is right.
     """
-    hold_quantized(kernel, case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
+    check_quantized_result(kernel, case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
 @by_both
-def test_keys_cut_into_pieces_are_merged(kernel: str) -> None:
+def test_prefill_merges_keys_cut_into_pieces(kernel: str) -> None:
     made = case([(1300, 40), (0, 3), (1151, 2)], 4, 1, 64, seed=5, is_cut=True)
     assert len(made.merge_slots) > 0
-    hold_quantized(kernel, made, torch.int8, seed=5)
+    check_quantized_result(kernel, made, torch.int8, seed=5)
 
 
 @by_both
@@ -85,7 +85,7 @@ def test_keys_cut_into_pieces_are_merged(kernel: str) -> None:
     stored=st.sampled_from(STORED),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_batch(
+def test_prefill_is_right_for_any_batch(
     kernel: str,
     pieces: list[tuple[int, int]],
     group: int,
@@ -94,14 +94,14 @@ def test_any_batch(
     seed: int,
 ) -> None:
     plain = case(pieces, group, 1, 64, page_tokens, seed=seed)
-    hold_quantized(kernel, plain, stored, seed=seed)
+    check_quantized_result(kernel, plain, stored, seed=seed)
 
 
 @by_both
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_every_byte_is_its_number_in_its_place(
+def test_every_quantized_byte_is_read_as_its_number_in_its_place(
     kernel: str, stored: torch.dtype, dtype: torch.dtype, dim: int
 ) -> None:
     """Every byte of quantized V is read as its number: requests of one token give it weight 1, so
@@ -152,7 +152,9 @@ def test_small_values_keep_their_digits_in_fp16(kernel: str) -> None:
 @by_both
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
-def test_a_row_with_nan_shows(kernel: str, stored: torch.dtype, name: str) -> None:
+def test_nan_shows_only_in_rows_that_see_its_token(
+    kernel: str, stored: torch.dtype, name: str
+) -> None:
     """A NaN in token 13 of the second request shows in all rows that see this token, and in no row
     of the first request.
     """
@@ -166,7 +168,7 @@ def test_a_row_with_nan_shows(kernel: str, stored: torch.dtype, name: str) -> No
 def test_the_cpu_implementation_reads_the_same_bytes() -> None:
     for stored in STORED:
         made = quantized(case([(37, 5), (0, 9)], 2, 2), stored)
-        hold(made, run=torch.ops.warmroute.prefill)
+        check_result(made, run=torch.ops.warmroute.prefill)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +186,14 @@ def test_the_cpu_implementation_reads_the_same_bytes() -> None:
         ("v_pages", lambda c: c.v_pages.bfloat16(), "v_pages is bfloat16, needs int8"),
     ],
 )
-def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(name: str, change: Any, says: str) -> None:
     made = quantized(case([(10, 10), (0, 5)], 2, 1), torch.int8)
     with pytest.raises(RefusedError) as refused:
         emulate("prefill", *replace(made, **{name: change(made)}).arguments())
     assert says in str(refused.value)
 
 
-def test_the_kernels_are_two() -> None:
+def test_mma_and_wgmma_kernels_have_different_bits() -> None:
     """The two prefill kernels differ in their bits, because they sum over 128 and over 64 keys. The
     emulator's device is not Hopper, so `prefill` chooses the mma kernel.
     """
@@ -203,13 +205,13 @@ def test_the_kernels_are_two() -> None:
     assert not torch.equal(chosen, by_wgmma)
 
 
-def test_plain_pages_have_no_scales() -> None:
+def test_scales_for_plain_pages_are_refused() -> None:
     made = case([(0, 20)], 2, 1)
     with pytest.raises(RefusedError, match="go with quantized pages, and only with them"):
         emulate("prefill", *replace(made, k_scales=made.lse).arguments())
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     made = quantized(case([(5, 30)], 2, 1), torch.int8)
     for name in ("k_pages", "v_pages", "k_scales", "v_scales"):
         setattr(made, name, getattr(made, name).contiguous().nan_to_num())

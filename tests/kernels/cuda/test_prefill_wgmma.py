@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import plan_prefill
 from tests.effort import examples
-from tests.kernels.cuda.prefill_cases import Case, case, hold
+from tests.kernels.cuda.prefill_cases import Case, case, check_result
 from tests.kernels.emulated import emulate, needs_compiler
 
 pytestmark = needs_compiler
 KERNEL = "prefill_wgmma"
 
 
-def holds(made: Case, seed: int = 1, bound: float | None = None) -> None:
-    hold(made, bound=bound, run=lambda *arguments: emulate(KERNEL, *arguments, seed=seed))
+def check_wgmma_result(made: Case, seed: int = 1, bound: float | None = None) -> None:
+    check_result(made, bound=bound, run=lambda *arguments: emulate(KERNEL, *arguments, seed=seed))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,9 @@ def holds(made: Case, seed: int = 1, bound: float | None = None) -> None:
         (8, 128, torch.float16),
     ],
 )
-def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
+def test_prefill_agrees_with_float64_for_groups_and_ragged_lengths(
+    group: int, dim: int, dtype: torch.dtype
+) -> None:
     """Prefill agrees with float64 for lengths around tiles of 16, blocks of 128 keys and items of
     128 / group tokens, from several offsets. There are ten items on the emulator's three CTAs, so
     buffers continue from one item to the next.
@@ -44,29 +46,29 @@ def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> 
     step = 128 // group
     pieces = [(0, 1), (0, 15), (0, 17), (127, 1), (128, 2), (5, step - 1), (0, step)]
     pieces += [(127, step + 1), (128 - 63 // group, 64 // group + 1)]
-    holds(case(pieces, group, 1, dim, dtype=dtype, seed=group), seed=group)
+    check_wgmma_result(case(pieces, group, 1, dim, dtype=dtype, seed=group), seed=group)
 
 
 @pytest.mark.parametrize("page_tokens", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_pages_of_any_size(page_tokens: int, dim: int) -> None:
+def test_prefill_is_right_for_pages_of_any_size(page_tokens: int, dim: int) -> None:
     """Prefill agrees with float64 for pages of any size: copies of 16, 32, 64 and 128 tokens at a
     time, and items that end within such a copy and at its edge.
     """
     pieces = [(0, 65), (130, 33), (256, 1), (160, 32)]
-    holds(case(pieces, 4, 2, dim, page_tokens, room=40), seed=page_tokens)
+    check_wgmma_result(case(pieces, 4, 2, dim, page_tokens, room=40), seed=page_tokens)
 
 
 @pytest.mark.parametrize("group", [33, 128])
-def test_large_groups(group: int) -> None:
-    holds(case([(30, 4), (0, 1)], group, 1, seed=group))
+def test_prefill_is_right_for_large_groups(group: int) -> None:
+    check_wgmma_result(case([(30, 4), (0, 1)], group, 1, seed=group))
 
 
-def test_a_long_context() -> None:
+def test_prefill_is_right_for_a_long_context() -> None:
     """Prefill agrees with float64 for a long context, in which the places of the ring buffer are
     used more than once and the keys end within a tile.
     """
-    holds(case([(1100, 3)], 2, 1, 128, seed=3))
+    check_wgmma_result(case([(1100, 3)], 2, 1, 128, seed=3))
 
 
 @pytest.mark.full
@@ -78,16 +80,16 @@ def test_a_long_context() -> None:
     page_tokens=st.sampled_from([16, 32, 64, 80, 128]),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_batch(
+def test_prefill_is_right_for_any_batch(
     pieces: list[tuple[int, int]], group: int, kv_heads: int, page_tokens: int, seed: int
 ) -> None:
-    holds(case(pieces, group, kv_heads, 64, page_tokens, seed=seed), seed=seed)
+    check_wgmma_result(case(pieces, group, kv_heads, 64, page_tokens, seed=seed), seed=seed)
 
 
 def test_large_scores_do_not_overflow() -> None:
     made = case([(100, 40)], 4, 1, scale=60.0)
     made.lse = None
-    holds(made, bound=2e-2)
+    check_wgmma_result(made, bound=2e-2)
 
 
 def test_a_row_is_the_same_in_any_batch_and_chunk() -> None:
@@ -113,30 +115,32 @@ def test_a_row_is_the_same_in_any_batch_and_chunk() -> None:
 def test_items_beyond_the_count_are_not_read() -> None:
     made = case([(0, 3)], room=5)
     made.items[1:] = 1 << 30
-    holds(made)
+    check_wgmma_result(made)
 
 
 @pytest.mark.parametrize("kernel", [KERNEL, "prefill_mma"])
-def test_arguments_are_checked_as_for_the_other(kernel: str) -> None:
+def test_both_prefill_kernels_check_their_arguments(kernel: str) -> None:
     made = case([(20, 20)], dim=128)
     run = partial(emulate, kernel)
     with pytest.raises(RefusedError, match="q has head_dim 80"):
         run(*replace(made, q=made.q[..., :80]).arguments())
 
 
-def test_what_the_copy_engine_cannot_take_goes_the_other_way() -> None:
+def test_tensors_that_the_copy_engine_cannot_read_use_the_mma_kernel() -> None:
     """Tensors that the copy engine cannot read are given to the other kernel. Here all tokens of q
     are the same one, so its stride is 0, which no copy can take.
     """
     made = case([(0, 9)])
     made.q = made.q[1:2].expand(len(made.q), -1, -1)
-    hold(replace(made, out=made.out.clone()))
+    check_result(replace(made, out=made.out.clone()))
     with pytest.raises(RefusedError, match="wgmma: q has strides"):
         emulate(KERNEL, *made.arguments())
 
 
 @pytest.mark.parametrize("way", ["mma", "wgmma"])
-def test_a_way_can_be_named(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_the_environment_variable_chooses_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     """The environment variable WARMROUTE_PREFILL chooses the kernel. The two kernels differ in
     their bits, because they sum over 128 and over 64 keys.
     """
@@ -150,7 +154,7 @@ def test_a_way_can_be_named(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     assert not torch.equal(named.out.nan_to_num(), other.out.nan_to_num())
 
 
-def test_a_way_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kernel_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMROUTE_PREFILL", "fast")
     made: Any = case([(0, 3)])
     with pytest.raises(RefusedError, match="WARMROUTE_PREFILL is fast, there are mma and wgmma"):

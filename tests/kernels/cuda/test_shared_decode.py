@@ -23,7 +23,7 @@ pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
 
-def hold(made: Case, context: torch.Tensor, seed: int = 1) -> None:
+def check_result(made: Case, context: torch.Tensor, seed: int = 1) -> None:
     emulate("shared_decode", *made, seed=seed)
     for row, (got, wanted) in enumerate(zip(made.out, exact(made, context), strict=True)):
         if context[row] == 0:
@@ -35,13 +35,15 @@ def hold(made: Case, context: torch.Tensor, seed: int = 1) -> None:
 def run(requests: list[Request], seed: int = 1, groups: int = 1, **options: Any) -> Case:
     made, step, context = case(requests, seed=seed, **options)
     assert step.saving.shared_prefix_groups == groups
-    hold(made, context, seed)
+    check_result(made, context, seed)
     return made
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("group", "requests"), [(1, 7), (4, 2), (4, 4), (7, 3), (8, 5), (16, 2)])
-def test_rows_of_every_kind(group: int, requests: int, dtype: torch.dtype) -> None:
+def test_shared_decode_agrees_with_float64_for_rows_of_every_kind(
+    group: int, requests: int, dtype: torch.dtype
+) -> None:
     """Shared decode agrees with float64 for items of 8, 16 and more rows, full and partly full, and
     for a request that shares nothing.
     """
@@ -50,13 +52,13 @@ def test_rows_of_every_kind(group: int, requests: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("page_tokens", [16, 48])
-def test_wide_heads(page_tokens: int) -> None:
+def test_shared_decode_is_right_for_wide_heads(page_tokens: int) -> None:
     requests = [Request("abcde", own) for own in (1, 16, 17, 33, 64)]
     run(requests, dim=128, kv_heads=2, page_tokens=page_tokens)
 
 
 @pytest.mark.parametrize("pages", [1, 3, 4, 5, 16, 17, 33])
-def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
+def test_shared_decode_is_right_for_prefixes_around_tiles_and_chunks(pages: int) -> None:
     """Shared decode agrees with float64 for prefixes of a page, a tile of keys and a chunk, and one
     page more or less, in items with decode's rows and with prefill's.
     """
@@ -66,30 +68,30 @@ def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
     run([*few, *many], pages, groups=2)
 
 
-def test_several_groups_and_levels() -> None:
+def test_shared_decode_is_right_for_several_groups_and_levels() -> None:
     names = ["aabb", "aabbcc", "aabbcc", "aabd", "aabd", "xy", "xyz", "xyz", "q", "", "aabb"]
     requests = [Request(one, 7 * number + 1) for number, one in enumerate(names)]
     run(requests, groups=6, kv_heads=2)
 
 
-def test_suffixes_of_nothing_and_of_one_token() -> None:
+def test_shared_decode_is_right_for_empty_and_one_token_suffixes() -> None:
     """Shared decode is right if a request shares all of its tokens, and if a padding row has no
     tokens.
     """
     run([Request("abc", 0), Request("abc", 0), Request("abc", 1), Request("", 0)])
 
 
-def test_one_request_by_itself() -> None:
+def test_shared_decode_is_right_for_a_single_request() -> None:
     for own in (0, 1, 300):
         run([Request("abc", own)], groups=0)
 
 
-def test_more_requests_than_an_item_has_rows_for() -> None:
+def test_requests_beyond_the_rows_of_an_item_get_another_item() -> None:
     made = run([Request("abcde", 1 + number % 20) for number in range(37)], group=4)
     assert sorted(made.items[: int(made.item_count), 1].tolist())[-2:] == [5, 32]
 
 
-def test_a_grid_walks_over_many_items() -> None:
+def test_one_cta_processes_many_items_correctly() -> None:
     """One CTA works correctly on many items of all kinds, one after the other in the same shared
     memory.
     """
@@ -99,17 +101,17 @@ def test_a_grid_walks_over_many_items() -> None:
     assert int(made.item_count) * 2 > 2 * 6
 
 
-def test_fixed_buffers() -> None:
+def test_the_kernel_reads_only_the_given_counts_of_fixed_buffers() -> None:
     """The kernel does not read beyond the given counts in buffers of fixed size."""
     requests = [Request("abcd", 9), Request("abcd", 300), Request("", 0)]
     made, step, context = case(requests, room=(30, 40))
     assert step.saving.shared_prefix_groups == 1
     made.items[int(made.item_count) :] = -1
     made.merge_slots[int(made.merge_starts[-1]) :] = -1
-    hold(made, context)
+    check_result(made, context)
 
 
-def test_a_table_in_larger_memory() -> None:
+def test_the_page_table_may_be_part_of_a_wider_tensor() -> None:
     """The page table may lie in a wider tensor, as in a CUDA graph, because the plan says where its
     rows begin.
     """
@@ -131,15 +133,15 @@ def test_a_table_in_larger_memory() -> None:
     costs=st.sampled_from([ALWAYS, Costs()]),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_step(
+def test_shared_decode_is_right_for_any_step(
     names: list[str], own: list[int], group: int, page_tokens: int, costs: Costs, seed: int
 ) -> None:
     requests = [Request(*pair) for pair in zip(names, own, strict=False)]
     made, _, context = case(requests, group, page_tokens=page_tokens, costs=costs, seed=seed)
-    hold(made, context, seed)
+    check_result(made, context, seed)
 
 
-def test_with_whom_a_run_is_shared_does_not_matter() -> None:
+def test_bits_do_not_depend_on_the_requests_that_share_pages() -> None:
     """A request's bits do not depend on the requests that share its pages: the same pages are
     shared with five and with nine others.
     """
@@ -157,7 +159,7 @@ def test_with_whom_a_run_is_shared_does_not_matter() -> None:
     assert torch.equal(*bits)
 
 
-def test_the_cpu_implementation_is_attention() -> None:
+def test_the_cpu_implementation_equals_plain_attention() -> None:
     requests = [Request("aab", 3), Request("aab", 0), Request("aac", 20), Request("", 0)]
     made, step, context = case(requests, kv_heads=2)
     wide = made._replace(**{x: getattr(made, x).double() for x in ("q", "k_pages", "v_pages")})
@@ -196,14 +198,14 @@ def test_the_cpu_implementation_is_attention() -> None:
         ("out", lambda c: c.out.half(), "out is float16, needs bfloat16"),
     ],
 )
-def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(name: str, change: Any, says: str) -> None:
     made, _, _ = case([Request("a", 20), Request("a", 30)])
     with pytest.raises(RefusedError) as refused:
         emulate("shared_decode", *arguments(made, **{name: change(made)}))
     assert says in str(refused.value)
 
 
-def test_pages_and_groups_of_other_sizes_are_refused() -> None:
+def test_pages_and_groups_of_unsupported_sizes_are_refused() -> None:
     made, _, _ = case([Request("a", 20)], group=3, kv_heads=2)
     narrow = {"k_pages": made.k_pages[:, :8], "v_pages": made.v_pages[:, :8]}
     with pytest.raises(RefusedError, match="k_pages has pages of 8 tokens"):
@@ -212,7 +214,7 @@ def test_pages_and_groups_of_other_sizes_are_refused() -> None:
         emulate("shared_decode", *arguments(made, q=made.q[:, :5]))
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     made, _, _ = case([Request("ab", 5), Request("ab", 30)])
     made = made._replace(k_pages=made.k_pages.contiguous(), v_pages=made.v_pages.contiguous())
     for part in (made.partial, made.partial_lse):

@@ -31,7 +31,7 @@ pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
 
-def hold(plain: Case, context: torch.Tensor, stored: torch.dtype, seed: int = 1) -> Case:
+def check_result(plain: Case, context: torch.Tensor, stored: torch.dtype, seed: int = 1) -> Case:
     made = quantized(plain, stored)
     emulate("shared_decode", *made, seed=seed)
     same_bytes = exact(made, context)
@@ -50,7 +50,7 @@ def run(
 ) -> Case:
     plain, step, context = case(requests, seed=seed, **options)
     assert step.saving.shared_prefix_groups == groups
-    return hold(plain, context, stored, seed)
+    return check_result(plain, context, stored, seed)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -64,7 +64,7 @@ def run(
         (16, 2, torch.bfloat16),
     ],
 )
-def test_rows_of_every_kind(
+def test_shared_decode_agrees_with_float64_for_rows_of_every_kind(
     group: int, requests: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
     """Shared decode agrees with float64 for items of 8, 16 and more rows, full and partly full, and
@@ -75,13 +75,13 @@ def test_rows_of_every_kind(
 
 
 @pytest.mark.parametrize(("page_tokens", "stored"), [(16, STORED[1]), (48, STORED[0])])
-def test_wide_heads(page_tokens: int, stored: torch.dtype) -> None:
+def test_shared_decode_is_right_for_wide_heads(page_tokens: int, stored: torch.dtype) -> None:
     requests = [Request("abcde", own) for own in (1, 16, 17, 33, 64)]
     run(requests, stored, dim=128, kv_heads=2, page_tokens=page_tokens)
 
 
 @pytest.mark.parametrize("pages", [1, 3, 5, 17])
-def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
+def test_shared_decode_is_right_for_prefixes_around_tiles_and_chunks(pages: int) -> None:
     """Shared decode agrees with float64 for prefixes of a page, a tile of keys and a chunk, and one
     page more or less, in items with decode's rows and with prefill's.
     """
@@ -91,7 +91,7 @@ def test_prefixes_about_tiles_and_chunks(pages: int) -> None:
     run([*few, *many], STORED[pages % 4 // 2], pages, groups=2)
 
 
-def test_a_grid_walks_over_many_items() -> None:
+def test_one_cta_processes_many_items_correctly() -> None:
     """One CTA works correctly on many items of all kinds, one after the other in the same shared
     memory.
     """
@@ -111,7 +111,7 @@ def test_a_grid_walks_over_many_items() -> None:
     costs=st.sampled_from([ALWAYS, Costs()]),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_step(
+def test_shared_decode_is_right_for_any_step(
     names: list[str],
     own: list[int],
     group: int,
@@ -122,11 +122,11 @@ def test_any_step(
 ) -> None:
     requests = [Request(*pair) for pair in zip(names, own, strict=False)]
     plain, _, context = case(requests, group, page_tokens=page_tokens, costs=costs, seed=seed)
-    hold(plain, context, stored, seed)
+    check_result(plain, context, stored, seed)
 
 
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
-def test_a_row_with_nan_shows(name: str) -> None:
+def test_nan_in_a_shared_page_shows_only_in_its_requests(name: str) -> None:
     """A NaN in a page that five requests share shows in their rows and in no other."""
     requests = [Request("abc", own) for own in range(1, 6)] + [Request("", 20)]
     made = quantized(case(requests)[0], torch.int8)
@@ -168,20 +168,20 @@ def test_the_cpu_implementation_reads_the_same_bytes() -> None:
         ("v_pages", lambda c: c.v_pages.bfloat16(), "v_pages is bfloat16, needs int8"),
     ],
 )
-def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(name: str, change: Any, says: str) -> None:
     made = quantized(case([Request("a", 20), Request("a", 30)])[0], torch.int8)
     with pytest.raises(RefusedError) as refused:
         emulate("shared_decode", *arguments(made, **{name: change(made)}))
     assert says in str(refused.value)
 
 
-def test_plain_pages_have_no_scales() -> None:
+def test_scales_for_plain_pages_are_refused() -> None:
     made, _, _ = case([Request("a", 20)])
     with pytest.raises(RefusedError, match="go with quantized pages, and only with them"):
         emulate("shared_decode", *arguments(made, v_scales=made.partial_lse))
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     made = quantized(case([Request("ab", 5), Request("ab", 30)])[0], torch.int8)
     pages = ("k_pages", "v_pages", "k_scales", "v_scales")
     made = made._replace(**{name: getattr(made, name).contiguous() for name in pages})

@@ -22,12 +22,12 @@ BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 WIDE = 64 * 132  # from this many channels on, a CTA takes 64
 
 
-def hold(made: list[torch.Tensor], seed: int = 1) -> None:
+def check_result(made: list[torch.Tensor], seed: int = 1) -> None:
     emulate("w8a16", *made, seed=seed)
     assert relative_error(made[3], exact(made)) < BOUND[made[0].dtype]
 
 
-def test_the_cpu_implementation_is_the_formula() -> None:
+def test_the_cpu_implementation_equals_the_formula() -> None:
     made = case(3, 5, 64)
     x, q, scales, out = made
     wanted = [
@@ -41,13 +41,13 @@ def test_the_cpu_implementation_is_the_formula() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 17, 33, 64])
-def test_rows(rows: int, dtype: torch.dtype) -> None:
-    hold(case(rows, 40, 320, dtype, seed=rows))
+def test_products_are_right_for_all_numbers_of_rows(rows: int, dtype: torch.dtype) -> None:
+    check_result(case(rows, 40, 320, dtype, seed=rows))
 
 
 @pytest.mark.parametrize("rows", [3, 12, 40])
-def test_many_channels(rows: int) -> None:
-    hold(case(rows, WIDE + 24, 64))
+def test_products_are_right_for_many_channels(rows: int) -> None:
+    check_result(case(rows, WIDE + 24, 64))
 
 
 @settings(max_examples=examples(15))
@@ -57,15 +57,15 @@ def test_many_channels(rows: int) -> None:
     runs=st.integers(1, 40),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_shape(rows: int, channels: int, runs: int, seed: int) -> None:
+def test_products_are_right_for_any_shape(rows: int, channels: int, runs: int, seed: int) -> None:
     """Products are right for any shape: fewer runs of 64 inputs than warps, fewer than pipeline
     stages, and more.
     """
-    hold(case(rows, channels, runs * 64, seed=seed), seed=seed)
+    check_result(case(rows, channels, runs * 64, seed=seed), seed=seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_weight_is_its_number(dtype: torch.dtype) -> None:
+def test_every_weight_byte_is_read_as_its_number(dtype: torch.dtype) -> None:
     """Every weight byte is read as its number: a single input of 1 among zeros makes the output
     that column of the weights.
     """
@@ -91,7 +91,7 @@ def test_a_row_is_the_same_in_any_batch() -> None:
             assert torch.equal(out, made[3][:rows])
 
 
-def test_rows_and_weights_with_strides() -> None:
+def test_products_are_right_for_strided_rows_and_weights() -> None:
     x, q, scales, out = case(5, 20, 128)
     wanted = exact([x, q, scales, out])
     wide_x, wide_q = (torch.cat((part, part), dim=1)[:, :128] for part in (x, q))
@@ -102,7 +102,7 @@ def test_rows_and_weights_with_strides() -> None:
     assert wide_out[:, 23:].isnan().all()
 
 
-def test_no_rows_are_no_work() -> None:
+def test_a_call_without_rows_does_nothing() -> None:
     emulate("w8a16", *case(0, 20, 64))
 
 
@@ -123,7 +123,7 @@ def test_no_rows_are_no_work() -> None:
         (3, lambda o: None, "out is missing"),
     ],
 )
-def test_bad_arguments_are_named(at: int, change: Any, says: str) -> None:
+def test_the_error_names_the_bad_argument(at: int, change: Any, says: str) -> None:
     made: list[Any] = case(4, 20, 128)
     made[at] = change(made[at])
     with pytest.raises(RefusedError) as refused:
@@ -131,12 +131,12 @@ def test_bad_arguments_are_named(at: int, change: Any, says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_the_reason_for_an_unsupported_shape_is_reported() -> None:
     assert unsupported(64, 4096, torch.bfloat16) == ""
     for bad in ((65, 64, torch.float16), (1, 96, torch.float16), (1, 64, torch.float32)):
         assert "the kernel has" in unsupported(*bad)
 
 
-def test_the_operator_is_sound() -> None:
+def test_the_operator_passes_opcheck() -> None:
     x, q, scales, out = case(3, 20, 64)
     torch.library.opcheck(torch.ops.warmroute.w8a16.default, (x, q, scales, out.zero_()))

@@ -25,7 +25,7 @@ amounts = st.floats(0.0, 1e9)
     hits=st.lists(st.one_of(st.integers(0, 5_000), st.sampled_from([0, 512, 4_096])), max_size=40),
     prompt_tokens=st.integers(1, 6_000),
 )
-def test_missing_tokens_agree_to_the_last_bit(hits: list[int], prompt_tokens: int) -> None:
+def test_native_and_python_missing_tokens_are_equal(hits: list[int], prompt_tokens: int) -> None:
     column = np.array(hits, dtype=np.int64)
     native = _native.missing_tokens(column, prompt_tokens).tolist()
     assert native == column_twins.missing_tokens(column, prompt_tokens).tolist()
@@ -34,7 +34,9 @@ def test_missing_tokens_agree_to_the_last_bit(hits: list[int], prompt_tokens: in
 
 @settings(max_examples=examples(200))
 @given(data=st.data(), size=rows, elapsed_s=st.floats(0.0, 1e3))
-def test_queues_drain_alike(data: st.DataObject, size: int, elapsed_s: float) -> None:
+def test_native_and_python_queues_drain_equally(
+    data: st.DataObject, size: int, elapsed_s: float
+) -> None:
     def column(values: st.SearchStrategy[float]) -> np.ndarray:
         return np.array(data.draw(st.lists(values, min_size=size, max_size=size)), dtype=float)
 
@@ -58,7 +60,7 @@ def slots_and_columns(draw: st.DrawFn, columns: int) -> tuple[np.ndarray, list[n
 
 @settings(max_examples=examples(200))
 @given(made=slots_and_columns(2), odd=st.sampled_from((0.0, np.inf, np.nan, None)))
-def test_medians_of_products_agree(
+def test_native_and_python_medians_of_products_are_equal(
     made: tuple[np.ndarray, list[np.ndarray]], odd: float | None
 ) -> None:
     slots, (a, b) = made
@@ -71,7 +73,7 @@ def test_medians_of_products_agree(
 
 @settings(max_examples=examples(200))
 @given(made=slots_and_columns(4), step_tokens=st.floats(0.0, 1e4), worked=st.booleans())
-def test_loads_agree_to_the_last_bit(
+def test_native_and_python_loads_are_equal_to_the_last_bit(
     made: tuple[np.ndarray, list[np.ndarray]], step_tokens: float, worked: bool
 ) -> None:
     slots, (charged, drained, work, requests) = made
@@ -84,7 +86,9 @@ def test_loads_agree_to_the_last_bit(
 
 @settings(max_examples=examples(200))
 @given(data=st.data(), block_size=st.integers(1, 512), most=st.integers(0, 100_000))
-def test_hits_agree(data: st.DataObject, block_size: int, most: int) -> None:
+def test_native_and_python_hit_tokens_are_equal(
+    data: st.DataObject, block_size: int, most: int
+) -> None:
     blocks = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=24))
     slots = data.draw(st.lists(st.integers(0, len(blocks) - 1), max_size=24))
     arguments = (np.array(blocks, np.int32), np.array(slots, np.int64), block_size, most)
@@ -102,14 +106,14 @@ near = st.sampled_from([1.0, 1.0 + 5e-10, 1.0 + 1e-9, 1.0 + 2e-9, -3.0, 0.0, 1e1
     costs=st.lists(st.one_of(near, st.floats(-1e9, 1e9), st.just(np.inf)), max_size=16),
     draw=st.floats(0.0, 1.0, exclude_max=True),
 )
-def test_the_cheapest_row_is_the_one_that_policies_pick(costs: list[float], draw: float) -> None:
+def test_the_cheapest_row_equals_the_policies_choice(costs: list[float], draw: float) -> None:
     column = np.array(costs, dtype=float)
     row = pick(column, draw)
     assert _native.cheapest(column, draw) == column_twins.cheapest(column, draw) == row
 
 
 @pytest.mark.parametrize("module", [_native, column_twins])
-def test_rows_and_costs_that_are_none_are_refused(module: Any) -> None:
+def test_invalid_rows_and_costs_are_refused(module: Any) -> None:
     column, counts = np.zeros(3), np.zeros(3, np.int64)
     for beyond in (-1, 3):
         slots = np.array([0, beyond])
@@ -145,7 +149,7 @@ def test_wrong_columns_are_refused() -> None:
 
 @settings(max_examples=examples(200))
 @given(made=slots_and_columns(2), times=st.floats(0.5, 2.0), odd=st.sampled_from((np.inf, np.nan)))
-def test_sums_are_rounded_as_numpy_rounds_them(
+def test_sums_are_rounded_as_in_numpy(
     made: tuple[np.ndarray, list[np.ndarray]], times: float, odd: float
 ) -> None:
     slots, (a, b) = made
@@ -169,7 +173,7 @@ def test_sums_are_rounded_as_numpy_rounds_them(
 
 @settings(max_examples=examples(200))
 @given(hits=st.lists(st.integers(0, 40), min_size=1, max_size=20))
-def test_who_leads_and_by_how_much(hits: list[int]) -> None:
+def test_native_and_python_leaders_and_margins_are_equal(hits: list[int]) -> None:
     column = np.array(hits)
     assert _native.leading(column) == column_twins.leading(column)
     for module in (_native, column_twins):

@@ -42,7 +42,7 @@ class SameHistory(RuleBasedStateMachine):
         )
         self.users: dict[int, set[int]] = {}  # all that was ever claimed
 
-    def alike(self, name: str, *arguments: Any) -> Any:
+    def same_answer(self, name: str, *arguments: Any) -> Any:
         native, twin = (getattr(each, name)(*arguments) for each in self.pair)
         assert native == twin
         return native
@@ -56,15 +56,15 @@ class SameHistory(RuleBasedStateMachine):
     def claim(self, chain: list[int], owner: int) -> None:
         for each in chain:
             self.users.setdefault(each, set()).add(owner)
-        told = self.alike("claim", hashes(chain), owner)
+        told = self.same_answer("claim", hashes(chain), owner)
         assert told <= self.exact(chain)
         if not self.pair[0].evicted:
             assert told == self.exact(chain)
 
     @rule(chain=paths)
     def ask(self, chain: list[int]) -> None:
-        shared = self.alike("shared", hashes(chain))
-        owner, depth = self.alike("owner", hashes(chain))
+        shared = self.same_answer("shared", hashes(chain))
+        owner, depth = self.same_answer("owner", hashes(chain))
         known = [each for each in chain if each in self.users]
         assert shared <= min(depth, self.exact(chain))
         assert depth <= len(known)
@@ -94,7 +94,7 @@ TestSameHistory.settings = settings(
     claims=st.lists(st.tuples(paths | garbage, owners), max_size=40),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_no_chain_is_told_alike(
+def test_native_and_python_answer_invalid_chains_equally(
     max_entries: int, claims: list[tuple[list[int], int]]
 ) -> None:
     native = PrefixOwners(max_entries)
@@ -106,7 +106,7 @@ def test_what_is_no_chain_is_told_alike(
 
 
 @both
-def test_prompts_part_where_their_owners_do(kind: Either) -> None:
+def test_the_table_finds_where_prompts_of_owners_diverge(kind: Either) -> None:
     """The table finds where the prompts of different owners part: a prefix of all, one of a tenant
     after it, two sessions of this tenant, and one session of another tenant.
     """
@@ -137,7 +137,7 @@ def test_prompts_part_where_their_owners_do(kind: Either) -> None:
 
 
 @both
-def test_what_is_claimed_again_outlives_what_is_claimed_once(kind: Either) -> None:
+def test_blocks_claimed_again_survive_a_flood_of_prompts_claimed_once(kind: Either) -> None:
     """Blocks that are claimed again outlive a flood of prompts seen once, which is twice as large
     as the table between any two claims.
     """
@@ -155,7 +155,7 @@ def test_what_is_claimed_again_outlives_what_is_claimed_once(kind: Either) -> No
 
 
 @both
-def test_the_end_of_a_chain_goes_before_its_start(kind: Either) -> None:
+def test_the_end_of_a_chain_is_evicted_before_its_start(kind: Either) -> None:
     table: Any = kind(100)
     old = run(0, 60)
     table.claim(old, 1)
@@ -169,7 +169,7 @@ def test_the_end_of_a_chain_goes_before_its_start(kind: Either) -> None:
 
 
 @both
-def test_a_hole_is_filled_by_what_the_blocks_behind_it_tell(kind: Either) -> None:
+def test_missing_blocks_are_filled_in_from_the_blocks_after_them(kind: Either) -> None:
     """The missing blocks in the middle of a chain are filled from the blocks behind them: blocks
     0..4 leave a chain that two owners have claimed, and when one owner claims it again, all blocks
     are shared.
@@ -191,7 +191,7 @@ def test_a_hole_is_filled_by_what_the_blocks_behind_it_tell(kind: Either) -> Non
 
 
 @both
-def test_a_chain_longer_than_the_table_leaves_its_head(kind: Either) -> None:
+def test_a_chain_longer_than_the_table_keeps_its_first_blocks(kind: Either) -> None:
     table: Any = kind(50)
     table.claim(run(0, 500), 1)
     assert table.owner(run(0, 500)) == (1, 50)
@@ -219,7 +219,7 @@ def test_a_chain_longer_than_the_table_leaves_its_head(kind: Either) -> None:
         (lambda kind: kind(4).owner(b"12345678"), TypeError, "chain must be a buffer of uint64"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_are_refused(
     kind: Either, call: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words.replace("(", r"\(")):

@@ -28,7 +28,7 @@ def stored(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(VECTORS))
-def test_what_engines_send(decode: type[EventBatch], name: str) -> None:
+def test_events_recorded_from_engines_are_decoded(decode: type[EventBatch], name: str) -> None:
     vector = VECTORS[name]
     batch = decode(vector.payload)
     assert plain(batch.listed()) == vector.listed
@@ -37,7 +37,7 @@ def test_what_engines_send(decode: type[EventBatch], name: str) -> None:
     assert batch.blocks == sum(len(e[1]) for e in vector.listed if e[0] == "stored")
 
 
-def test_time_and_rank(decode: type[EventBatch]) -> None:
+def test_time_and_rank_of_a_batch_are_decoded(decode: type[EventBatch]) -> None:
     batch = decode(VECTORS["vllm_0_29_hybrid"].payload)
     assert (batch.ts_s, batch.rank) == (2.0, 1)
     batch = decode(msgspec.msgpack.encode([1, []]))
@@ -46,7 +46,7 @@ def test_time_and_rank(decode: type[EventBatch]) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
-def test_any_buffer_will_do(decode: type[EventBatch], kind: Any) -> None:
+def test_any_buffer_is_accepted(decode: type[EventBatch], kind: Any) -> None:
     assert len(decode(kind(pack(stored())))) == 1
 
 
@@ -66,14 +66,14 @@ def test_any_buffer_will_do(decode: type[EventBatch], kind: Any) -> None:
         (pack(stored()).replace(b"\x01\x02", b"\xa1\xff"), "ends within|more bytes|must be"),
     ],
 )
-def test_what_is_malformed_says_where(
+def test_the_error_names_the_place_of_a_malformed_field(
     decode: type[EventBatch], payload: bytes, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"event batch: .*({reason})"):
         decode(payload)
 
 
-def test_a_payload_too_large(decode: type[EventBatch]) -> None:
+def test_a_payload_that_is_too_large_is_refused(decode: type[EventBatch]) -> None:
     with pytest.raises(ValueError, match="event batch: 33554433 bytes, at most 33554432"):
         decode(bytes((32 << 20) + 1))
     with pytest.raises(TypeError, match="payload must be a buffer of bytes, got str"):
@@ -136,7 +136,7 @@ UNUSABLE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("event", "why"), UNUSABLE)
-def test_what_cannot_be_used_costs_no_other_event(
+def test_an_unusable_event_is_skipped_without_losing_other_events(
     decode: type[EventBatch], event: Any, why: str
 ) -> None:
     around = pack(stored(lora_name="a"), stored(extra_keys=[["s"]]))
@@ -166,7 +166,9 @@ def test_names_must_be_utf8(decode: type[EventBatch], field: str, why: str, text
         (["DISK", "disk", "STORAGE", "Storage", "EXTERNAL", "fs", "OBJ", "nvme", "CPU_TIER2"], 2),
     ],
 )
-def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int) -> None:
+def test_media_are_recognized_in_any_case(
+    decode: type[EventBatch], media: list[str], tier: int
+) -> None:
     listed = decode(pack(*(stored(medium=medium, group_idx=0) for medium in media))).listed()
     assert [event[5] for event in listed] == [tier] * len(media)
     listed = decode(pack(*(["BlockRemoved", [7], medium] for medium in media))).listed()
@@ -185,7 +187,7 @@ def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int
         ("STORAGE", "LOCAL", 2),
     ],
 )
-def test_what_is_not_local_is_far(
+def test_remote_media_belong_to_the_lowest_tier(
     decode: type[EventBatch], medium: str | None, locality: str, tier: int
 ) -> None:
     where = {"medium": medium, "locality": locality}
@@ -194,7 +196,7 @@ def test_what_is_not_local_is_far(
     assert (listed[0][5], listed[1][2]) == (tier, tier)
 
 
-def test_unknown_media_are_named(decode: type[EventBatch]) -> None:
+def test_unknown_media_are_listed(decode: type[EventBatch]) -> None:
     removed = ["BlockRemoved", [7], "TAPE"]
     batch = decode(pack(stored(medium="TAPE"), stored(locality="REMOTE"), removed, stored()))
     assert (batch.unknown_media(), len(batch)) == ({"TAPE": 2, "GPU REMOTE": 1}, 1)
@@ -205,7 +207,7 @@ def test_unknown_media_are_named(decode: type[EventBatch]) -> None:
     assert list(batch.unknown_media()) == ["x" + "€" * 15]
 
 
-def test_few_unknown_media_are_named(decode: type[EventBatch]) -> None:
+def test_at_most_eight_unknown_media_are_listed(decode: type[EventBatch]) -> None:
     media = [f"tier{i % 12}" for i in range(24)]
     batch = decode(pack(*(stored(medium=medium) for medium in media)))
     assert batch.unknown_media() == {**dict.fromkeys(media[:8], 2), "": 8}
@@ -228,7 +230,7 @@ def test_ids_beyond_int32(decode: type[EventBatch]) -> None:
     assert batch.skips() == {}
 
 
-def test_blocks_that_are_only_named_may_have_no_size(decode: type[EventBatch]) -> None:
+def test_blocks_without_tokens_may_have_size_0(decode: type[EventBatch]) -> None:
     """A block size of 0 is accepted for blocks that have only a name, as vLLM's OffloadingConnector
     sends by default.
     """
@@ -237,7 +239,7 @@ def test_blocks_that_are_only_named_may_have_no_size(decode: type[EventBatch]) -
     assert (event[4], event[5]) == (0, 1)
 
 
-def test_an_adapter_without_a_name_is_not_the_base_model(decode: type[EventBatch]) -> None:
+def test_an_unnamed_adapter_is_not_treated_as_the_base_model(decode: type[EventBatch]) -> None:
     (event,) = decode(pack(stored(lora_id=3))).listed()
     assert event[6] == "lora_id:3"
     (event,) = decode(pack(stored(lora_id=0))).listed()
@@ -251,7 +253,7 @@ def test_nil_means_absent(decode: type[EventBatch], field: str) -> None:
     assert plain([got]) == plain(decode(pack(without, rank=0)).listed())
 
 
-def test_of_a_key_given_twice_the_last_counts(decode: type[EventBatch]) -> None:
+def test_the_last_value_of_a_repeated_key_counts(decode: type[EventBatch]) -> None:
     event = pack({"type": "BlockRemoved", "block_hashes": [7], "block_hashe2": [8]})
     (removed,) = decode(event.replace(b"block_hashe2", b"block_hashes")).listed()
     assert removed[1].tolist() == [8]

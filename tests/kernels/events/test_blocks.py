@@ -22,7 +22,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_late_parent_brings_its_descendants(kind: str) -> None:
+def test_a_late_parent_makes_its_descendants_known(kind: str) -> None:
     pool = Pool(kind)
     blocks = pool.blocks
     whole = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE)
@@ -37,7 +37,7 @@ def test_a_late_parent_brings_its_descendants(kind: str) -> None:
     assert pool.hits(whole)[0] == 3
 
 
-def test_tiers_are_apart(kind: str) -> None:
+def test_tiers_are_independent(kind: str) -> None:
     pool = Pool(kind)
     blocks = pool.blocks
     chain = twins.chain_hashes(tokens(1, 2, 3, 4), BLOCK_SIZE)
@@ -53,7 +53,7 @@ def test_tiers_are_apart(kind: str) -> None:
     assert pool.hits(chain) == [0, 1, 1]
 
 
-def test_a_name_with_another_chain_leaves_the_old_one(kind: str) -> None:
+def test_a_name_stored_with_another_chain_replaces_the_old_chain(kind: str) -> None:
     pool = Pool(kind)
     blocks = pool.blocks
     old, new = array([1]), array([2])
@@ -65,7 +65,7 @@ def test_a_name_with_another_chain_leaves_the_old_one(kind: str) -> None:
     assert blocks.removed_blocks == 1
 
 
-def test_seeds_of_adapters_and_salts(kind: str) -> None:
+def test_blocks_of_adapters_and_salts_have_their_own_hash_seed(kind: str) -> None:
     pool = Pool(kind)
     salt = "tenant" * 60  # as long as a string of two length bytes
     event = {"type": "BlockStored", "block_hashes": [7], "token_ids": [1, 2], "block_size": 2}
@@ -109,7 +109,7 @@ def test_ids_beyond_int32_are_hashed_as_eight_bytes(kind: str) -> None:
     assert pool.hits(array([int(chain[0]), third, link(third, 8, 2**31, width=8)]))[0] == 3
 
 
-def test_the_sizes_of_the_blocks_that_are_told(kind: str) -> None:
+def test_blocks_of_other_sizes_are_skipped_and_counted(kind: str) -> None:
     pool = Pool(kind)
 
     def stored(size: int, blocks: int = 1, medium: str = "GPU", group: int | None = None) -> None:
@@ -137,7 +137,7 @@ def test_the_sizes_of_the_blocks_that_are_told(kind: str) -> None:
     assert pool.blocks.other_sizes()[2:] == [*((n, 1, 0) for n in range(10, 15)), (0, 5, 0)]
 
 
-def test_the_limit_of_parked_blocks(kind: str) -> None:
+def test_parked_blocks_beyond_the_limit_are_skipped(kind: str) -> None:
     blocks = Pool(kind, max_parked=8).blocks
     for name in range(0, 16, 2):
         blocks.store(array([name, name + 1]), 99, array([name, name + 1]))
@@ -155,7 +155,7 @@ def test_the_limit_of_parked_blocks(kind: str) -> None:
     assert 60 << 16 < blocks.parked < 70 << 16
 
 
-def test_arguments_are_checked(kind: str) -> None:
+def test_invalid_arguments_are_refused(kind: str) -> None:
     pool = Pool(kind)
     blocks, make = pool.blocks, type(pool.blocks)
     with pytest.raises(IndexError, match=r"worker must be 0\.\.1, got 2"):
@@ -213,7 +213,7 @@ def test_a_block_with_copies_is_there_until_the_last_is_removed(kind: str) -> No
     assert pool.blocks.stored_blocks == pool.blocks.removed_blocks == 3
 
 
-def test_a_block_told_twice_is_one_where_copies_do_not_count(kind: str) -> None:
+def test_a_block_stored_twice_counts_once_without_copy_counting(kind: str) -> None:
     pool = Pool(kind)
     for _ in range(3):
         pool.blocks.store(array([7]), None, array([107]))
@@ -221,7 +221,7 @@ def test_a_block_told_twice_is_one_where_copies_do_not_count(kind: str) -> None:
     assert pool.hits(array([107]))[0] == 0
 
 
-class Heard:
+class LateSubscriber:
     """An engine's blocks, each with at most `copies` copies, whose events are received only from
     the middle on. Lifetime: test.
     """
@@ -249,19 +249,17 @@ class Heard:
     def begin(self) -> None:
         self._heard = True
 
-    def believed_in_vain(self) -> set[int]:
+    def falsely_claimed(self) -> set[int]:
         """Return the blocks that the pool believes in and that the engine does not hold."""
         return set(self.pool.blocks.chains().tolist()) - set(+self.held)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_who_hears_an_engine_from_the_middle_on_believes_in_nothing_that_is_not_there(
-    kind: str, copies: int
-) -> None:
+def test_a_late_subscriber_claims_no_block_that_the_engine_lacks(kind: str, copies: int) -> None:
     for seed in range(60):
-        engine = Heard(kind, copies, Random(seed))
+        engine = LateSubscriber(kind, copies, Random(seed))
         engine.go_on(60)
         engine.begin()
         for _ in range(60):
             engine.go_on(5)
-            assert not engine.believed_in_vain(), seed
+            assert not engine.falsely_claimed(), seed

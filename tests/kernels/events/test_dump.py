@@ -12,7 +12,7 @@ from tests.kernels.events.event_pool import BLOCK_SIZE, KINDS, Pool, array, toke
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_is_no_dump_changes_nothing(kind: str) -> None:
+def test_a_damaged_dump_changes_nothing(kind: str) -> None:
     pool = Pool(kind)
     blocks = pool.blocks
     blocks.store(array([5, 6]), None, array([1, 2]))
@@ -35,7 +35,7 @@ def test_what_is_no_dump_changes_nothing(kind: str) -> None:
     assert pool.hits(array([1, 2])) == [2, 2, 2]
 
 
-def test_garbage_dumps_are_refused_alike() -> None:
+def test_garbage_dumps_get_the_same_error() -> None:
     """Garbage in a dump is refused with the same error by the native and the Python form. The
     digest is right here, since the parts are read only then.
     """
@@ -61,7 +61,7 @@ def test_garbage_dumps_are_refused_alike() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_is_frozen_stays_as_it_was(kind: str) -> None:
+def test_a_frozen_copy_does_not_change(kind: str) -> None:
     blocks = Pool(kind).blocks
     blocks.store(array([5, 6]), None, array([1, 2]))
     blocks.store_tokens(array([10]), 7, tokens(3, 4), 0, 0, [b"ab"])

@@ -187,20 +187,20 @@ def test_a_long_history_of_three_groups() -> None:
             machine.as_sets_say()
 
 
-def whole(names: list[int], **other: Any) -> list[dict[str, Any]]:
+def stored_in_all_groups(names: list[int], **other: Any) -> list[dict[str, Any]]:
     """Return the events that store a prompt in all groups."""
     return [stored(group, names, 0, **other) for group in (WINDOW, STATE, FULL)]
 
 
 def test_the_order_of_groups_and_of_their_blocks_does_not_matter() -> None:
     names = names_of(0, 6)
-    for events in (whole(names), whole(names)[::-1]):
+    for events in (stored_in_all_groups(names), stored_in_all_groups(names)[::-1]):
         worker = Worker(set())
         worker.apply(*events)
         assert worker.hit(chain_of(0, 6)) == 6
 
 
-def test_a_window_needs_its_last_blocks_and_a_state_its_own() -> None:
+def test_a_hit_needs_the_last_blocks_of_a_window_and_its_state() -> None:
     names = names_of(0, 8)
     worker = Worker({WINDOW, STATE})
     worker.apply(stored(FULL, names, 0))
@@ -237,7 +237,7 @@ def test_a_window_of_one_token_needs_nothing() -> None:
         {"block_size": 0, "token_ids": []},
     ],
 )
-def test_what_is_not_understood_leaves_an_upper_bound(other: dict[str, Any]) -> None:
+def test_groups_that_are_not_understood_leave_an_upper_bound(other: dict[str, Any]) -> None:
     worker = Worker({FULL})
     names = names_of(0, 4)
     worker.apply(stored(FULL, names, 0), stored(WINDOW, names[:1], 0, **other))
@@ -245,7 +245,7 @@ def test_what_is_not_understood_leaves_an_upper_bound(other: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
-def test_kinds_that_keep_every_block(kind: str) -> None:
+def test_full_attention_kinds_need_every_block(kind: str) -> None:
     worker = Worker(set())
     names = names_of(0, 4)
     worker.apply(
@@ -257,7 +257,7 @@ def test_kinds_that_keep_every_block(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "sliding_window_mla"])
-def test_kinds_with_a_window(kind: str) -> None:
+def test_window_kinds_need_only_the_window(kind: str) -> None:
     worker = Worker({FULL})
     names = names_of(0, 4)
     worker.apply(
@@ -267,7 +267,7 @@ def test_kinds_with_a_window(kind: str) -> None:
     assert (worker.hit(chain_of(0, 4)), worker.hit(chain_of(0, 3))) == (4, 0)
 
 
-def test_blocks_of_several_blocks_of_full_attention() -> None:
+def test_a_hit_ends_at_a_state_of_several_blocks() -> None:
     """With one state for every three blocks of full attention, a hit ends only where there is a
     state.
     """
@@ -280,7 +280,7 @@ def test_blocks_of_several_blocks_of_full_attention() -> None:
     assert worker.hit(chain_of(0, 8)) == 6
 
 
-def test_a_group_that_comes_with_other_terms_has_lost_what_it_held() -> None:
+def test_a_group_whose_settings_change_loses_its_blocks() -> None:
     names = names_of(0, 4)
     for other in ({"block_size": 2 * SIZE, "token_ids": []}, {"kv_cache_spec_sliding_window": 5}):
         worker = Worker(set())
@@ -290,7 +290,7 @@ def test_a_group_that_comes_with_other_terms_has_lost_what_it_held() -> None:
         assert worker.hit(chain_of(0, 4)) == 2
 
 
-def test_two_kinds_under_one_number_and_too_many_groups() -> None:
+def test_a_reused_group_number_replaces_its_kind_and_groups_are_bounded() -> None:
     names = names_of(0, 4)
     worker = Worker(set())
     worker.apply(stored(FULL, names, 0), stored(WINDOW, names, 0, group_idx=1))
@@ -302,20 +302,20 @@ def test_two_kinds_under_one_number_and_too_many_groups() -> None:
     assert worker.blocks.skips() == {"no_room": 23}
 
 
-def test_blocks_that_full_attention_stores_again_are_known_by_the_others() -> None:
+def test_blocks_stored_again_by_full_attention_are_known_to_all_groups() -> None:
     """Blocks that full attention stores again after they had left are known to the other groups,
     whose blocks in the window had stayed.
     """
     names = names_of(0, 4)
     worker = Worker(set())
-    worker.apply(*whole(names))
+    worker.apply(*stored_in_all_groups(names))
     worker.apply(removed(FULL, names[2:]))
     assert worker.hit(chain_of(0, 4)) == 2
     worker.apply(stored(FULL, names[2:], 2, parent_block_hash=names[1]))
     assert worker.hit(chain_of(0, 4)) == 4
 
 
-def test_masked_events_without_full_attention_are_counted_and_tell_nothing() -> None:
+def test_masked_events_without_full_attention_are_skipped_and_counted() -> None:
     worker = Worker(set())
     names = names_of(0, 4)
     worker.apply(stored(WINDOW, names[2:], 0, group_idx=0, token_ids=tokens_of(names)))
@@ -324,7 +324,7 @@ def test_masked_events_without_full_attention_are_counted_and_tell_nothing() -> 
     assert worker.hit(chain_of(0, 4)) == 0
 
 
-def test_hybrid_workers_refuse_what_is_wrong() -> None:
+def test_hybrid_workers_refuse_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="workers"):
         HybridWorkers(0)
     hybrids = HybridWorkers(2)

@@ -88,7 +88,7 @@ def trtllm() -> list[int]:
         ("trtllm_push_map", trtllm()),
     ],
 )
-def test_names_are_what_the_engine_computes(name: str, hashes: list[int]) -> None:
+def test_block_names_equal_the_engines_hashes(name: str, hashes: list[int]) -> None:
     stored = [
         event for event in EventBatch(vectors()[name].payload).listed() if event[0] == "stored"
     ]
@@ -97,7 +97,7 @@ def test_names_are_what_the_engine_computes(name: str, hashes: list[int]) -> Non
     assert names[:2] == wanted[: len(names)]
 
 
-def test_values_of_the_rules() -> None:
+def test_hash_rules_give_their_published_values() -> None:
     """Each hash rule gives the values that its description publishes."""
     assert vllm(sha256, "0") == [3236607068019569386, 2758186210834249151]
     assert sglang() == [8635429971592222890, 1256577331724852459]

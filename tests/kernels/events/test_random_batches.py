@@ -41,13 +41,15 @@ def same(payload: bytes) -> Any:
 
 @MANY
 @given(st.binary(max_size=120))
-def test_any_bytes(payload: bytes) -> None:
+def test_random_bytes_are_decoded_equally(payload: bytes) -> None:
     same(payload)
 
 
 @MANY
 @given(st.sampled_from(PAYLOADS), st.data())
-def test_some_bytes_changed(payload: bytes, data: st.DataObject) -> None:
+def test_batches_with_changed_bytes_are_decoded_equally(
+    payload: bytes, data: st.DataObject
+) -> None:
     changed = bytearray(payload)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(changed) - 1))
@@ -57,14 +59,16 @@ def test_some_bytes_changed(payload: bytes, data: st.DataObject) -> None:
 
 @MANY
 @given(st.sampled_from(PAYLOADS), st.data())
-def test_bytes_cut_out_and_put_in(payload: bytes, data: st.DataObject) -> None:
+def test_batches_with_removed_and_added_bytes_are_decoded_equally(
+    payload: bytes, data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, len(payload)))
     end = data.draw(st.integers(start, min(len(payload), start + 8)))
     new = data.draw(st.binary(max_size=6))
     same(payload[:start] + new + payload[end:])
 
 
-def test_every_truncation() -> None:
+def test_every_truncated_batch_is_refused_equally() -> None:
     for payload in PAYLOADS:
         for size in range(len(payload)):
             assert isinstance(same(payload[:size]), str)
@@ -148,12 +152,12 @@ def events(draw: st.DrawFn) -> Any:
 
 @MANY
 @given(st.lists(events(), max_size=4), st.none() | st.integers(-1, 70000))
-def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
+def test_mostly_valid_events_are_decoded_equally(batch: list[Any], rank: int | None) -> None:
     same(msgspec.msgpack.encode([1.5, batch, rank]))
 
 
 @pytest.mark.parametrize("name", sorted(set(vectors()) - {"future"}))
-def test_the_decoder_of_our_engine_names_blocks_alike(name: str) -> None:
+def test_our_engines_decoder_gives_blocks_the_same_names(name: str) -> None:
     """The decoder of our engine gives blocks the same names, except masked blocks, because our
     engine's events never leave a block out.
     """

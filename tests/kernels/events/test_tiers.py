@@ -45,7 +45,7 @@ def removed(names: list[int], medium: str, group: int | None = None) -> Event:
     return event if group is None else event | {"group_idx": group}
 
 
-def test_placeholders_mean_what_their_names_mean(kind: str) -> None:
+def test_placeholders_refer_to_blocks_by_their_known_names(kind: str) -> None:
     pool = Pool(kind, counts_copies=True)
     chain = twins.chain_hashes(tokens(1, 2, 3, 4), BLOCK_SIZE)
     apply(pool, stored([11, 12], [1, 2, 3, 4]), placeholder(11), placeholder(12), placeholder(99))
@@ -74,7 +74,7 @@ def test_placeholders_of_other_groups_are_not_full_attention(kind: str) -> None:
     assert pool.blocks.chains(1).size == 1
 
 
-def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
+def test_a_known_name_is_used_if_a_connector_omits_salts_and_images(kind: str) -> None:
     """A connector leaves out salts and images, so a block's known name is used before its tokens:
     the name differs where the salt does.
     """
@@ -180,7 +180,7 @@ class Offloading:
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))
-def test_a_life_of_chunks(kind: str, seed: int) -> None:
+def test_random_histories_of_chunks_keep_the_expected_blocks(kind: str, seed: int) -> None:
     random = Random(seed)
     pool, engine = Pool(kind, counts_copies=True), Offloading(random, random.randint(1, 4))
     for _ in range(40):
@@ -204,7 +204,7 @@ IDS = [*range(1, 17)]
 CHAIN = twins.chain_hashes(tokens(*IDS), BLOCK_SIZE)
 
 
-def test_chunks_of_several_blocks(kind: str) -> None:
+def test_a_chunk_of_several_blocks_stores_each_block(kind: str) -> None:
     """Chunks of four of our blocks each are stored, under names that the GPU's blocks do
     not have.
     """
@@ -225,7 +225,7 @@ def test_chunks_of_several_blocks(kind: str) -> None:
     assert pool.blocks.skips() == {}
 
 
-def test_chunks_that_begin_alike_share_blocks(kind: str) -> None:
+def test_chunks_with_a_common_beginning_share_blocks(kind: str) -> None:
     pool = Pool(kind, counts_copies=True)
     other = [*IDS[:6], 99, 99]
     apply(pool, chunk([91], IDS[:8]), chunk([93], other), removed([91], "CPU"))
@@ -235,7 +235,7 @@ def test_chunks_that_begin_alike_share_blocks(kind: str) -> None:
     assert (pool.hits(CHAIN), len(pool.blocks)) == ([0, 0, 0], 0)
 
 
-def test_a_chunk_may_be_told_twice_and_wait_for_its_parent(kind: str) -> None:
+def test_a_chunk_may_be_stored_twice_and_wait_for_its_parent(kind: str) -> None:
     pool = Pool(kind, counts_copies=True)
     apply(pool, chunk([92], IDS[8:], 91), chunk([93], [5] * 8, 91), removed([93], "CPU"))
     assert (pool.blocks.parked, len(pool.blocks)) == (2, 0)
@@ -248,7 +248,7 @@ def test_a_chunk_may_be_told_twice_and_wait_for_its_parent(kind: str) -> None:
     assert (len(pool.blocks), pool.blocks.parked) == (0, 0)
 
 
-def test_stores_whose_removals_nobody_tells(kind: str) -> None:
+def test_stores_without_removal_events_do_not_count(kind: str) -> None:
     """Stores whose removals no event reports do not count. LMCache in vLLM's own process sends such
     events; Mooncake's store, which names the group, counts as an upper bound.
     """
@@ -261,7 +261,7 @@ def test_stores_whose_removals_nobody_tells(kind: str) -> None:
     assert pool.hits(CHAIN) == [0, 1, 1]
 
 
-def test_chunks_that_are_of_no_use_are_counted(kind: str) -> None:
+def test_unusable_chunks_are_counted(kind: str) -> None:
     pool = Pool(kind, counts_copies=True)
     apply(
         pool,
@@ -297,7 +297,7 @@ def of_mooncake(event_type: str, hashes: list[int], compatible: bool, medium: st
     return event | {"base_block_idx": None} | (stored_only if event_type == "stored" else {})
 
 
-def test_mooncakes_master_puts_nothing_at_the_root(kind: str) -> None:
+def test_mooncake_events_never_store_a_block_at_the_root(kind: str) -> None:
     """Mooncake's events never store a block at the root: their parents are nil and mean nothing, so
     only names that the GPU's blocks have count.
     """
@@ -346,7 +346,7 @@ class LmCache:
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))
-def test_a_life_of_an_lmcache(kind: str, seed: int) -> None:
+def test_random_histories_of_lmcache_keep_the_expected_blocks(kind: str, seed: int) -> None:
     random = Random(seed)
     pool, server = (
         Pool(kind, counts_copies=random.random() < 0.7),

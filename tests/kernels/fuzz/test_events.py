@@ -7,7 +7,7 @@ from tests.kernels.event_vectors import vectors
 from tests.kernels.fuzz.fuzzing import fuzz
 
 
-def test_hostile_events(clang: None, tmp_path: Path) -> None:
+def test_mutated_events_do_not_crash_the_decoder(clang: None, tmp_path: Path) -> None:
     """The native code survives a fixed number of mutated inputs that start from events of real
     engines.
     """

@@ -12,7 +12,7 @@ PLAIN = (
 )
 
 
-def test_hostile_heads(clang: None, tmp_path: Path) -> None:
+def test_mutated_heads_do_not_crash_the_parser(clang: None, tmp_path: Path) -> None:
     """The native parser survives a fixed number of mutated inputs that start from heads of each
     kind.
     """

@@ -22,7 +22,7 @@ SEEDS = (
 )
 
 
-def test_hostile_replies(clang: None, tmp_path: Path) -> None:
+def test_mutated_replies_do_not_crash_the_relay(clang: None, tmp_path: Path) -> None:
     """The relay survives a fixed number of mutated inputs that start from replies of each kind, cut
     in two ways.
     """

@@ -21,7 +21,7 @@ SEEDS = (
 )
 
 
-def test_hostile_bodies(clang: None, tmp_path: Path) -> None:
+def test_mutated_bodies_do_not_crash_the_parser(clang: None, tmp_path: Path) -> None:
     """The native parser survives a fixed number of mutated inputs that start from bodies of each
     kind.
     """

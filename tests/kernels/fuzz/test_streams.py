@@ -24,7 +24,7 @@ SEEDS = (
 )
 
 
-def test_hostile_streams(clang: None, tmp_path: Path) -> None:
+def test_mutated_streams_do_not_crash_the_relay(clang: None, tmp_path: Path) -> None:
     """The relay survives a fixed number of mutated inputs that start from streams of each kind, cut
     in two ways.
     """

@@ -14,7 +14,7 @@ def unique(count: int, seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**63, count).astype(np.uint64)
 
 
-def test_a_block_in_use_outlives_the_bound() -> None:
+def test_a_block_in_use_is_not_evicted() -> None:
     """A block that is looked up between any two evictions stays in the index, because the clock
     algorithm gives it a second chance.
     """
@@ -62,7 +62,7 @@ def test_cleared_workers_make_room_before_anything_is_evicted() -> None:
 
 
 @pytest.mark.parametrize("workers", [64, 4096])
-def test_memory_of_a_unique_block(workers: int) -> None:
+def test_a_unique_block_takes_at_most_48_bytes(workers: int) -> None:
     """A block takes at most 48 bytes once the index is at least a quarter full, and an empty index
     is small.
     """
@@ -77,7 +77,7 @@ def test_memory_of_a_unique_block(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("step", "most_bytes"), [(1, 80), (63, 180)], ids=["dense", "scattered"])
-def test_memory_of_a_block_that_64_workers_hold(step: int, most_bytes: int) -> None:
+def test_memory_of_a_block_on_64_workers_is_bounded(step: int, most_bytes: int) -> None:
     blocks = unique(1 << 15)
     index = PrefixIndex(4096, max_entries=1 << 15)
     for worker in range(64):
@@ -102,7 +102,7 @@ def test_a_bound_in_bytes_is_kept(holders: int) -> None:
     assert len(index) > (1 << 20) // (40 + 50 * (holders > 4))
 
 
-def test_deletion_leaves_nothing_behind() -> None:
+def test_deletion_neither_grows_the_table_nor_loses_blocks() -> None:
     """Storing and removing at constant size neither makes the table grow nor loses a block."""
     index = PrefixIndex(1)
     window = np.arange(1000, dtype=np.uint64)
@@ -141,7 +141,7 @@ def test_threads_share_one_index() -> None:
     assert len(index) == 8 * 1950
 
 
-def test_look_ups_beside_a_writer_are_never_torn() -> None:
+def test_lookups_beside_a_writer_are_never_torn() -> None:
     """A lookup during a write sees an event of 500 blocks either completely or not at all."""
     chain = unique(2000)
     index = PrefixIndex(4, max_entries=1 << 16)

@@ -71,7 +71,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "words"), REFUSED.values(), ids=REFUSED)
-def test_refused_in_the_same_words(data: bytes, words: str) -> None:
+def test_native_and_python_errors_have_the_same_text(data: bytes, words: str) -> None:
     with pytest.raises(ValueError) as native:
         _native.PrefixIndex.load(data)
     with pytest.raises(ValueError) as twin:
@@ -80,7 +80,7 @@ def test_refused_in_the_same_words(data: bytes, words: str) -> None:
     assert str(native.value) == str(twin.value)
 
 
-def test_what_is_not_bytes_is_refused() -> None:
+def test_a_dump_that_is_not_bytes_is_refused() -> None:
     for module in (_native, twins):
         with pytest.raises(TypeError, match="data must be a buffer of uint8, got str"):
             module.PrefixIndex.load("KVPI")
@@ -107,7 +107,7 @@ def test_a_torn_dump_is_refused(cut: int) -> None:
 
 @given(at=st.integers(0, len(DUMP) - 9), value=st.integers(0, 255))
 @settings(max_examples=examples(200), deadline=None)
-def test_a_hostile_dump_is_refused_or_is_an_index(at: int, value: int) -> None:
+def test_a_changed_dump_is_refused_or_loaded_as_an_index(at: int, value: int) -> None:
     """A dump with one changed byte and a right checksum is refused by the native and the Python
     form, or read alike by both.
     """
@@ -124,7 +124,7 @@ def test_a_hostile_dump_is_refused_or_is_an_index(at: int, value: int) -> None:
     assert answers[0] == answers[1]
 
 
-def test_dumps_of_dumps_are_the_same_index() -> None:
+def test_a_dump_of_a_loaded_dump_is_the_same_index() -> None:
     index = filled()
     again = _native.PrefixIndex.load(DUMP)
     assert len(again) == len(index) == len(twins.PrefixIndex.load(DUMP))
@@ -135,7 +135,7 @@ def test_dumps_of_dumps_are_the_same_index() -> None:
     )
 
 
-def test_warmth_survives() -> None:
+def test_the_order_of_use_survives_a_restart() -> None:
     """Blocks that were used before a restart are evicted later than those that were not, because
     the dump keeps the order of use.
     """

@@ -16,7 +16,7 @@ def hashes(blocks: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("workers", [1, 8, 64, 65, 256, 1024, 4096])
-def test_hits_of_nested_prefixes(workers: int) -> None:
+def test_lookup_returns_the_hit_of_each_nested_prefix(workers: int) -> None:
     """If worker w holds the first w blocks of one chain of 500, the lookup returns w for each
     worker.
     """
@@ -28,7 +28,7 @@ def test_hits_of_nested_prefixes(workers: int) -> None:
     np.testing.assert_array_equal(index.longest_prefix(chain), wanted)
 
 
-def test_a_hole_that_is_filled_again() -> None:
+def test_a_gap_that_is_filled_again_restores_the_hit() -> None:
     index = PrefixIndex(2)
     chain = hashes([10, 11, 12, 13])
     index.store(1, chain[2:])  # children before their parents
@@ -51,7 +51,7 @@ def test_a_chain_may_repeat_a_hash() -> None:
 
 @pytest.mark.parametrize(("blocks", "hole"), [(8, 3), (2_048, 1_000)])
 @pytest.mark.parametrize("split", [False, True], ids=["alone", "split at every block"])
-def test_one_block_evicted_and_stored_again(blocks: int, hole: int, split: bool) -> None:
+def test_a_block_stored_again_restores_the_full_chain(blocks: int, hole: int, split: bool) -> None:
     """After a block was evicted and stored again, the whole chain counts as held, because the
     engine still holds the rest, whatever other prompts share.
     """
@@ -67,7 +67,7 @@ def test_one_block_evicted_and_stored_again(blocks: int, hole: int, split: bool)
     assert index.longest_prefix(chain)[0] == blocks
 
 
-def test_stored_below_a_hole() -> None:
+def test_blocks_stored_after_a_gap_count_once_the_gap_is_filled() -> None:
     chain = np.arange(10, 20, dtype=np.uint64)
     index = PrefixIndex(1)
     index.store(0, chain[:8])
@@ -78,7 +78,7 @@ def test_stored_below_a_hole() -> None:
     assert index.longest_prefix(chain).tolist() == [10]
 
 
-def test_the_first_block_evicted_and_stored_again() -> None:
+def test_the_first_block_stored_again_restores_the_full_chain() -> None:
     chain = np.arange(10, 18, dtype=np.uint64)
     index = PrefixIndex(1)
     index.store(0, chain)
@@ -88,7 +88,7 @@ def test_the_first_block_evicted_and_stored_again() -> None:
     assert index.longest_prefix(chain).tolist() == [8]
 
 
-def test_a_child_before_its_parent() -> None:
+def test_children_stored_before_their_parents_are_hit() -> None:
     chain = np.arange(10, 18, dtype=np.uint64)
     index = PrefixIndex(1)
     for depth in reversed(range(8)):
@@ -96,14 +96,14 @@ def test_a_child_before_its_parent() -> None:
     assert index.longest_prefix(chain).tolist() == [8]
 
 
-def test_an_unknown_block_removed() -> None:
+def test_removing_an_unknown_block_changes_nothing() -> None:
     index = PrefixIndex(1)
     assert index.remove(0, hashes([1, 2, 3])) == 0
     assert index.remove(0, hashes([1]), 2) == 0
     assert len(index) == 0
 
 
-def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
+def test_a_block_stored_twice_is_gone_after_one_removal() -> None:
     """A block that was stored twice is gone after one removal: the index keeps membership and no
     count, because engines report only the removal of a block's last copy.
     """
@@ -115,7 +115,7 @@ def test_the_same_block_stored_twice_is_gone_at_one_removal() -> None:
     assert index.longest_prefix(hashes([7])).tolist() == [0, 1]
 
 
-def test_a_fleet_cleared_slot_by_slot_again_and_again() -> None:
+def test_the_index_stays_right_if_workers_are_cleared_again_and_again() -> None:
     """The index stays right if workers are cleared more often than it has spare slots, with hardly
     a write that would clean up cleared ones.
     """

@@ -15,7 +15,7 @@ CHAIN = np.arange(10, 18, dtype=np.uint64)
 
 
 @BOTH
-def test_a_row_counts_its_tier_and_those_above(module: ModuleType) -> None:
+def test_a_row_counts_its_tier_and_the_tiers_above(module: ModuleType) -> None:
     index = module.PrefixIndex(3)
     assert index.tiers == 1
     index.store(0, CHAIN[:3])
@@ -29,7 +29,7 @@ def test_a_row_counts_its_tier_and_those_above(module: ModuleType) -> None:
 
 
 @BOTH
-def test_tiers_forget_apart_and_are_cleared_together(module: ModuleType) -> None:
+def test_tiers_remove_blocks_separately_and_are_cleared_together(module: ModuleType) -> None:
     index = module.PrefixIndex(2)
     for tier in range(3):
         assert index.store(0, CHAIN, tier) == 8
@@ -43,7 +43,7 @@ def test_tiers_forget_apart_and_are_cleared_together(module: ModuleType) -> None
 
 
 @BOTH
-def test_a_dump_is_the_same_index_again(module: ModuleType) -> None:
+def test_a_loaded_dump_is_the_same_index(module: ModuleType) -> None:
     index = module.PrefixIndex(70, max_entries=1000, max_bytes=1 << 20)
     for worker in range(70):
         index.store(worker, CHAIN[: 1 + worker % 8], worker % 3)

@@ -48,7 +48,7 @@ class SameHistory(RuleBasedStateMachine):
         self.touches: list[tuple[int, list[int], int]] = []
         self.seen: list[list[int]] = []
 
-    def alike(self, ask: Callable[[Any], Any]) -> Any:
+    def same_answer(self, ask: Callable[[Any], Any]) -> Any:
         native, twin = (ask(mirror) for mirror in self.pair)
         assert native == twin
         return native
@@ -61,11 +61,11 @@ class SameHistory(RuleBasedStateMachine):
             except ValueError as error:
                 return str(error)
 
-        self.alike(resized)
+        self.same_answer(resized)
 
     @rule(worker=workers, chain=paths | garbage)
     def touch(self, worker: int, chain: list[int]) -> None:
-        _, stamp, _ = self.alike(lambda mirror: mirror.touch(worker, hashes(chain)))
+        _, stamp, _ = self.same_answer(lambda mirror: mirror.touch(worker, hashes(chain)))
         self.touches.append((worker, chain, stamp))
         self.seen.append(chain)
 
@@ -73,31 +73,31 @@ class SameHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         worker, chain, stamp = data.draw(st.sampled_from(self.touches))
-        self.alike(lambda mirror: mirror.forget(worker, hashes(chain), stamp))
+        self.same_answer(lambda mirror: mirror.forget(worker, hashes(chain), stamp))
 
     @precondition(lambda self: self.touches)
     @rule(worker=workers, data=st.data())
     def drop_colder(self, worker: int, data: st.DataObject) -> None:
         stamp = data.draw(st.sampled_from(self.touches))[2]
-        self.alike(lambda mirror: mirror.drop_colder(worker, stamp))
+        self.same_answer(lambda mirror: mirror.drop_colder(worker, stamp))
 
     @precondition(lambda self: self.touches)
     @rule(worker=workers, data=st.data())
     def revive_warmer(self, worker: int, data: st.DataObject) -> None:
         stamp = data.draw(st.sampled_from(self.touches))[2]
-        self.alike(lambda mirror: mirror.revive_warmer(worker, stamp))
+        self.same_answer(lambda mirror: mirror.revive_warmer(worker, stamp))
 
     @rule(worker=workers)
     def clear_worker(self, worker: int) -> None:
-        self.alike(lambda mirror: mirror.clear_worker(worker))
+        self.same_answer(lambda mirror: mirror.clear_worker(worker))
 
     @precondition(lambda self: hasattr(self, "pair"))
     @invariant()
     def same_state(self) -> None:
-        self.alike(len)
+        self.same_answer(len)
         for worker in range(WORKERS):
-            held = self.alike(methodcaller("held", worker))
-            remembered = self.alike(methodcaller("remembered", worker))
+            held = self.same_answer(methodcaller("held", worker))
+            remembered = self.same_answer(methodcaller("remembered", worker))
             assert held <= remembered <= MAX_BLOCKS
         asked = self.seen + [[block] for chain in self.seen for block in set(chain)]
         for chain in asked:
@@ -122,7 +122,7 @@ def sized(kind: Either, resident: int, remembered: int | None = None, workers: i
 
 
 @both
-def test_leaves_go_before_their_parents_and_the_coldest_chain_first(kind: Either) -> None:
+def test_leaves_are_evicted_before_parents_and_the_coldest_chain_first(kind: Either) -> None:
     mirror = sized(kind, 6)
     mirror.touch(0, hashes([1, 2, 3]))
     mirror.touch(0, hashes([1, 12, 13]))
@@ -136,7 +136,7 @@ def test_leaves_go_before_their_parents_and_the_coldest_chain_first(kind: Either
 
 
 @both
-def test_a_touch_tells_when_each_part_was_used_last(kind: Either) -> None:
+def test_a_touch_returns_the_last_use_of_each_part(kind: Either) -> None:
     mirror = sized(kind, 10)
     mirror.touch(0, hashes([1, 2, 3, 4]))
     mirror.touch(0, hashes([1, 2]))
@@ -146,7 +146,7 @@ def test_a_touch_tells_when_each_part_was_used_last(kind: Either) -> None:
 
 
 @both
-def test_runs_beyond_the_thirty_second_are_not_told(kind: Either) -> None:
+def test_a_touch_returns_at_most_32_runs(kind: Either) -> None:
     mirror = sized(kind, 100)
     chain = hashes(list(range(1, 51)))
     for depth in range(50, 0, -1):
@@ -157,7 +157,7 @@ def test_runs_beyond_the_thirty_second_are_not_told(kind: Either) -> None:
 
 
 @both
-def test_a_chain_longer_than_the_cache_leaves_its_head(kind: Either) -> None:
+def test_a_chain_longer_than_the_cache_keeps_its_first_blocks(kind: Either) -> None:
     mirror = sized(kind, 4)
     mirror.touch(0, hashes([9]))
     mirror.touch(0, hashes([1, 2, 3, 4, 5, 6]))
@@ -166,7 +166,7 @@ def test_a_chain_longer_than_the_cache_leaves_its_head(kind: Either) -> None:
 
 
 @both
-def test_a_touch_is_taken_back_but_not_what_others_use(kind: Either) -> None:
+def test_undoing_a_touch_keeps_blocks_that_later_touches_use(kind: Either) -> None:
     mirror = sized(kind, 10)
     mirror.touch(0, hashes([1, 2]))
     _, failed, _ = mirror.touch(0, hashes([1, 2, 3, 4, 5]))
@@ -177,7 +177,7 @@ def test_a_touch_is_taken_back_but_not_what_others_use(kind: Either) -> None:
 
 
 @both
-def test_what_was_dropped_is_remembered_and_comes_back_in_order(kind: Either) -> None:
+def test_dropped_blocks_are_remembered_and_revived_in_order(kind: Either) -> None:
     mirror = sized(kind, 10)
     stamps = [mirror.touch(0, hashes([n, n + 1]))[1] for n in (10, 20, 30)]
     assert mirror.drop_colder(0, stamps[1]) == 4
@@ -190,7 +190,7 @@ def test_what_was_dropped_is_remembered_and_comes_back_in_order(kind: Either) ->
 
 
 @both
-def test_what_all_may_remember_is_bounded(kind: Either) -> None:
+def test_the_remembered_blocks_of_all_workers_are_bounded(kind: Either) -> None:
     mirror = kind(2, 100)
     mirror.resize(0, 30, 60)
     with pytest.raises(ValueError, match="remembered must be at most 40"):
@@ -200,7 +200,7 @@ def test_what_all_may_remember_is_bounded(kind: Either) -> None:
 
 
 @both
-def test_workers_are_looked_up_in_one_pass(kind: Either) -> None:
+def test_all_workers_are_looked_up_in_one_pass(kind: Either) -> None:
     mirror = sized(kind, 50, workers=70)
     chain = hashes(list(range(1, 41)))
     for worker in range(70):
@@ -228,7 +228,7 @@ def test_workers_are_looked_up_in_one_pass(kind: Either) -> None:
         (lambda m: type(m)(0, 1), ValueError, "workers must be 1..4096, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_are_refused(
     kind: Either, call: Callable[[Any], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused(
     assert words in str(caught.value)
 
 
-def test_memory_is_counted_bounded_and_given_back() -> None:
+def test_memory_is_counted_bounded_and_freed() -> None:
     mirror = Mirror(64, 1 << 18)
     empty = mirror.memory_bytes
     assert empty < 16_384

@@ -49,7 +49,7 @@ def chosen(costs: Costs, mix: Mix) -> Step:
     return plan_shared(*mix.tables(), PAGE, SHAPE, costs)
 
 
-def test_known_costs_are_found_again() -> None:
+def test_calibration_recovers_known_costs() -> None:
     told: list[tuple[int, int]] = []
     timer = Timer()
     made = calibrate(SHAPE, timer, tell=lambda done, all_: told.append((done, all_)))
@@ -59,7 +59,7 @@ def test_known_costs_are_found_again() -> None:
     assert told == [(done, len(GRID)) for done in range(len(GRID) + 1)]
 
 
-def test_noise_and_outliers_change_what_is_chosen_by_little() -> None:
+def test_noise_and_outliers_change_chosen_plans_little() -> None:
     """Noise and outliers change the chosen plans little: under the true costs they take at most 10
     % longer than the better of both.
     """
@@ -69,7 +69,7 @@ def test_noise_and_outliers_change_what_is_chosen_by_little() -> None:
         assert TRUE.of(chosen(made.costs, mix).work) <= 1.1 * best
 
 
-def test_what_was_measured_slower_is_not_chosen() -> None:
+def test_plans_that_were_measured_slower_are_not_chosen() -> None:
     """Plans that were measured slower are not chosen, on a device where sharing has a cost that no
     coefficient explains.
     """
@@ -82,7 +82,7 @@ def test_what_was_measured_slower_is_not_chosen() -> None:
     assert made.is_wary
 
 
-def test_the_grid_tells_costs_apart() -> None:
+def test_the_grid_of_mixes_determines_each_cost() -> None:
     """The grid of measured mixes determines each cost: a cost that is higher by half changes some
     mix's time by a tenth, since a fit would otherwise guess it. Partial results are a few percent
     of any time, because decode cuts requests into pieces.
@@ -94,6 +94,6 @@ def test_the_grid_tells_costs_apart() -> None:
         assert change > (1.02 if name == "partial_mb" else 1.1)
 
 
-def test_times_that_are_none_are_refused() -> None:
+def test_times_of_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         calibrate(SHAPE, lambda step, table, pages: 0.0)

@@ -74,12 +74,14 @@ def plan_of(spans: list[list[int]], table: list[list[int]], items: int | None = 
         ([[0, 5]], [[0]], r"spans have shape \[1, 2\], need \[requests, 3\]"),
     ],
 )
-def test_what_a_plan_refuses(spans: list[list[int]], table: list[list[int]], says: str) -> None:
+def test_invalid_spans_and_tables_are_refused(
+    spans: list[list[int]], table: list[list[int]], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         plan_of(spans, table)
 
 
-def test_tables_are_checked_where_they_are_read_only() -> None:
+def test_only_table_entries_that_are_read_are_checked() -> None:
     plan_of([[0, 5, 17], [5, 0, 40]], [[0, 3], [-1, -1]])
 
 
@@ -145,13 +147,13 @@ def test_a_short_chunk_after_a_long_context_fills_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("piece", [(0, 2_048), (8_192, 512), (LEAST_PIECE - 64, 64)])
-def test_what_has_items_enough_or_few_keys_is_not_cut(piece: tuple[int, int]) -> None:
+def test_requests_with_many_items_or_few_keys_are_not_cut(piece: tuple[int, int]) -> None:
     plan = cut_plan([piece])
     assert len(plan.merge_slots) == 0
     assert set(plan.items[:, 6].tolist()) == {-1}
 
 
-def test_where_keys_are_cut_depends_on_the_request_alone() -> None:
+def test_the_cuts_of_keys_depend_only_on_the_request() -> None:
     alone = cut_plan([(8_192, 64)]).items[:, 3:6].tolist()
     beside = cut_plan([(300, 90), (8_192, 64), (0, 2_000)])
     own = [item for item in beside.items.tolist() if item[0] == 1]
@@ -166,7 +168,7 @@ def test_a_crowded_step_cuts_nothing() -> None:
     assert len(plan.merge_slots) == 0
 
 
-def test_the_table_of_balance_is_what_the_command_prints(
+def test_the_balance_table_in_the_docs_equals_the_commands_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +182,7 @@ def test_the_table_of_balance_is_what_the_command_prints(
     ("name", "sms", "share"),
     [("64 after 8k", 100, 0.8), ("128 after 32k", 100, 0.95), ("1 x 2k", 132, 0.969)],
 )
-def test_sms_are_used(name: str, sms: int, share: float) -> None:
+def test_a_prefill_uses_most_sms(name: str, sms: int, share: float) -> None:
     shape = next(shape for shape in prefill_balance.SHAPES if shape.name == name)
     *_, after = prefill_balance.measured(shape)
     assert after.sms >= sms

@@ -56,7 +56,7 @@ def prefixes(made: Tables) -> dict[tuple[int, ...], set[int]]:
 
 @settings(deadline=None)
 @given(REQUESTS, COSTS, st.sampled_from([1, 4, 16]))
-def test_every_token_of_every_request_once(
+def test_a_plan_covers_every_token_of_every_request_once(
     requests: list[Request], costs: Costs, group: int
 ) -> None:
     made = tables(requests, PAGE)
@@ -94,7 +94,7 @@ def test_every_token_of_every_request_once(
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_groups_and_bytes_against_brute_force(requests: list[Request]) -> None:
+def test_groups_and_bytes_equal_those_of_brute_force(requests: list[Request]) -> None:
     """If only bytes cost time, every shared prefix is read exactly once, as brute force finds."""
     made = tables(requests, PAGE)
     step = step_of(requests)
@@ -144,7 +144,7 @@ def cost_of(made: Tables, shared: tuple[tuple[int, ...], ...], costs: Costs) -> 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, COSTS)
-def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> None:
+def test_the_chosen_plan_is_the_cheapest(requests: list[Request], costs: Costs) -> None:
     """The choice is the cheapest among all subsets of prefixes, and never costs more than plain
     decode.
     """
@@ -162,7 +162,7 @@ def test_the_choice_is_the_cheapest(requests: list[Request], costs: Costs) -> No
     assert plain_repeated == pytest.approx(cost_of(made, (), even), rel=1e-9)
 
 
-def test_where_it_pays_by_default() -> None:
+def test_default_costs_share_only_where_sharing_pays() -> None:
     """The default costs share a long prefix of many requests, and not a short one of two, as the
     prediction says.
     """
@@ -172,7 +172,7 @@ def test_where_it_pays_by_default() -> None:
     assert step_of(few, Costs(), AttentionShape(32, 8, 128)).saving.shared_prefix_groups == 0
 
 
-def test_what_shares_nothing_is_cut_by_each_requests_length() -> None:
+def test_requests_that_share_nothing_are_cut_by_their_own_length() -> None:
     requests = [Request("abc", 3000), Request("abc", 10), Request("x", 0), Request("", 0)]
     made = tables(requests, PAGE)
     for costs, own in ((NEVER, requests), (ALWAYS, requests[1:])):
@@ -187,13 +187,13 @@ def test_what_shares_nothing_is_cut_by_each_requests_length() -> None:
         ]
 
 
-def test_pieces_are_an_eighth_of_a_run() -> None:
+def test_the_piece_size_is_an_eighth_of_a_run_within_bounds() -> None:
     tokens = np.array([0, 1, 256, 257, 2048, 2049, 4096, 8192, 100_000])
     wanted = [LEAST_CHUNK] * 5 + [320, 512, LARGEST_CHUNK, LARGEST_CHUNK]
     assert chunks_of(tokens).tolist() == wanted
 
 
-def test_a_deep_tree_is_cut() -> None:
+def test_a_tree_that_is_too_deep_is_cut_off() -> None:
     """A tree of prefixes that is deeper than the plan considers is cut off: each request reads the
     remaining levels for itself.
     """
@@ -205,7 +205,7 @@ def test_a_deep_tree_is_cut() -> None:
     assert step_of(requests).saving.shared_prefix_groups == LEVELS
 
 
-def test_what_would_need_more_slots_than_are_counted_shares_nothing() -> None:
+def test_a_plan_that_needs_too_many_slots_shares_nothing() -> None:
     """A plan that would need more slots for partial results than there are shares nothing: eight
     levels of 2,048 tokens need 65 slots a request, and 40 are available.
     """
@@ -218,7 +218,7 @@ def test_what_would_need_more_slots_than_are_counted_shares_nothing() -> None:
         assert bool(step.saving.shared_prefix_groups) == (len(requests) == 10)
 
 
-def test_a_page_that_only_some_have_filled_is_not_shared() -> None:
+def test_a_page_that_only_some_requests_have_filled_is_not_shared() -> None:
     made = tables([Request("a", 16), Request("a", 9), Request("a", 16)], PAGE)
     made.page_table[:, 1] = made.page_table[0, 1]
     step = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS)
@@ -226,7 +226,7 @@ def test_a_page_that_only_some_have_filled_is_not_shared() -> None:
     assert shared == {(3, 0, 16), (2, 16, 32)}
 
 
-def test_fixed_buffers() -> None:
+def test_plans_fit_into_fixed_buffers() -> None:
     requests = [Request("a" * 30, 5)] * 4
     made = tables(requests, PAGE)
     tokens = int(made.context_tokens.sum())
@@ -260,23 +260,25 @@ def test_the_room_of_fixed_buffers_is_enough(lengths: list[int]) -> None:
         ([17], [[0, 1]] * 2, "needs .requests. and .requests, pages."),
     ],
 )
-def test_bad_tables_are_named(context: list[int], table: list[list[int]], says: str) -> None:
+def test_the_error_names_the_bad_table_entry(
+    context: list[int], table: list[list[int]], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         plan_shared(torch.tensor(context), torch.tensor(table), 4, PAGE, SHAPE)
 
 
-def test_pages_beyond_the_context_are_not_looked_at() -> None:
+def test_pages_beyond_the_context_are_ignored() -> None:
     plan = plan_shared(torch.tensor([16]), torch.tensor([[3, 99]]), 4, PAGE, SHAPE).plan
     assert plan.item_count == 1
 
 
-def test_a_plan_is_moved_whole() -> None:
+def test_all_tensors_of_a_plan_are_moved() -> None:
     plan = step_of([Request("ab", 5), Request("ab", 6)]).plan
     for ours, theirs in zip(plan, plan.on("cpu"), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_costs_are_found_again() -> None:
+def test_the_fit_recovers_the_costs() -> None:
     """The fit recovers the costs from times that the model itself makes, and gives no negative cost
     for random times.
     """

@@ -87,7 +87,7 @@ def same(made: Step, alone: Step) -> bool:
 
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), costs=st.sampled_from([ALWAYS, NEVER, CLOSE, Costs()]))
-def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Costs) -> None:
+def test_a_steps_plan_does_not_depend_on_earlier_steps(data: st.DataObject, costs: Costs) -> None:
     """A step's plan does not depend on earlier steps, while tokens are added, pages fill, requests
     join, leave and are replaced, and pages pass to another request.
     """
@@ -127,7 +127,7 @@ def test_a_step_does_not_depend_on_those_before(data: st.DataObject, costs: Cost
 
 @pytest.mark.parametrize("costs", [ALWAYS, CLOSE])
 @pytest.mark.parametrize(("begin", "steps"), [(900, 130), (1990, 70), (2520, 50)])
-def test_every_length_in_turn(begin: int, steps: int, costs: Costs) -> None:
+def test_plans_are_right_for_every_length_in_turn(begin: int, steps: int, costs: Costs) -> None:
     """Plans stay right for every length in turn, with all changes of pages, pieces and chunks."""
     batch, planner = Batch(), SharedPlanner(PAGES, PAGE, SHAPE, costs)
     batch.join(None, 0, begin)
@@ -141,7 +141,7 @@ def test_every_length_in_turn(begin: int, steps: int, costs: Costs) -> None:
         assert same(planner.step(context, table), alone)
 
 
-def test_a_page_of_two_is_shared_once_it_is_full() -> None:
+def test_a_page_of_two_requests_is_shared_once_full() -> None:
     """A page that two requests name is shared once it is full; before that each reads its
     own part.
     """
@@ -160,7 +160,7 @@ def test_a_page_of_two_is_shared_once_it_is_full() -> None:
             batch.grow(row, 1)
 
 
-def test_another_request_of_fewer_tokens_in_the_same_pages() -> None:
+def test_another_request_with_fewer_tokens_gets_a_new_plan() -> None:
     """Another request with fewer tokens in the same pages gets a new plan: 257 tokens are two
     pieces, and 256 are one.
     """
@@ -170,7 +170,7 @@ def test_another_request_of_fewer_tokens_in_the_same_pages() -> None:
         assert int(made.plan.item_count) == pieces
 
 
-def test_what_goes_on_is_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planner_does_not_repeat_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner does not repeat its work: it builds one tree per batch, and chooses again when
     pieces change, not when pages fill.
     """

@@ -53,7 +53,7 @@ def decode_ns(*context_tokens: int) -> int:
     return sum(round(MODEL.decode_step_s(1, tokens) * 1e9) for tokens in context_tokens)
 
 
-def test_one_request_takes_the_models_time(make: type[Twin]) -> None:
+def test_one_request_takes_the_time_of_the_model(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     assert worker.next_ns() == -1
     assert worker.add(7, chain_of([1, 2]), 10, 3, 0, 1000) == ""
@@ -67,7 +67,7 @@ def test_one_request_takes_the_models_time(make: type[Twin]) -> None:
     assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
 
 
-def test_who_comes_into_a_step_waits_for_its_end(make: type[Twin]) -> None:
+def test_a_request_that_arrives_during_a_step_waits_for_its_end(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     worker.add(1, chain_of([1]), 6, 1, 0, 0)
     worker.add(2, chain_of([2]), 7, 1, 0, 0)  # the same nanosecond, and yet too late
@@ -77,7 +77,7 @@ def test_who_comes_into_a_step_waits_for_its_end(make: type[Twin]) -> None:
     assert run(worker) == [(first_ns, [1], [0], [1]), (second_ns, [2], [0], [2])]
 
 
-def test_a_known_prefix_is_not_computed_again(make: type[Twin]) -> None:
+def test_a_cached_prefix_is_not_computed_again(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     chain = chain_of([1, 2, 3])
     worker.add(1, chain, 14, 1, 0, 0)
@@ -89,7 +89,7 @@ def test_a_known_prefix_is_not_computed_again(make: type[Twin]) -> None:
     assert worker.stats(end_ns + 10**9).hit_tokens == 8
 
 
-def test_changes_name_the_blocks_of_prompt_and_answer(make: type[Twin]) -> None:
+def test_changes_list_the_blocks_of_prompt_and_answer(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     chain = [int(one) for one in chain_of([1, 2, 3])]
     worker.add(5, np.array(chain, dtype=np.uint64), 9, 8, 0, 0)  # two, and one answered
@@ -120,7 +120,7 @@ def test_a_snapshot_lists_parents_first_and_forks_by_hash(make: type[Twin]) -> N
     assert roots == sorted(roots)
 
 
-def test_eviction_is_told_at_the_end_of_the_step_that_needed_room(make: type[Twin]) -> None:
+def test_an_eviction_is_reported_at_the_end_of_its_step(make: type[Twin]) -> None:
     worker = make(**(OPTIONS | {"blocks": 4}))
     worker.add(1, chain_of([1, 2, 3]), 12, 1, 0, 0)
     run(worker)
@@ -131,7 +131,7 @@ def test_eviction_is_told_at_the_end_of_the_step_that_needed_room(make: type[Twi
     assert worker.stats(10**10).evicted == 2
 
 
-def test_a_step_in_flight_keeps_its_length(make: type[Twin]) -> None:
+def test_a_step_in_flight_keeps_its_length_if_the_speed_changes(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     worker.add(1, NONE, 3, 3, 0, 0)
     worker.set_speed(0.5, 10)
@@ -140,7 +140,7 @@ def test_a_step_in_flight_keeps_its_length(make: type[Twin]) -> None:
     assert run(worker) == [(first_ns, [1], [0], []), (first_ns + slow_ns, [], [], [1])]
 
 
-def test_a_cancelled_request_is_forgotten_and_its_step_goes_on(make: type[Twin]) -> None:
+def test_a_cancelled_request_is_dropped_and_its_step_continues(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     worker.add(1, chain_of([1]), 6, 9, 0, 0)
     assert worker.cancel(1, 5)
@@ -151,7 +151,7 @@ def test_a_cancelled_request_is_forgotten_and_its_step_goes_on(make: type[Twin])
     assert worker.stats(end_ns).busy_ns == end_ns
 
 
-def test_what_runs_through_a_clear_stays_private(make: type[Twin]) -> None:
+def test_blocks_of_requests_running_during_a_clear_stay_private(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     worker.add(1, chain_of([1, 2]), 9, 2, 0, 0)
     worker.clear(5)
@@ -161,7 +161,7 @@ def test_what_runs_through_a_clear_stays_private(make: type[Twin]) -> None:
     assert worker.snapshot(10**12) == []
 
 
-def test_death_takes_all_but_the_totals(make: type[Twin]) -> None:
+def test_an_abort_ends_all_requests_but_keeps_the_totals(make: type[Twin]) -> None:
     worker = make(**OPTIONS)
     for request_id in (3, 1, 2):
         worker.add(request_id, chain_of([request_id]), 6, 100, 0, 0)
@@ -204,7 +204,7 @@ SECONDS = st.floats(0.0, 1e-2)
     prompt_tokens=st.integers(1, 200),
     others=st.integers(0, 3),
 )
-def test_step_lengths_are_equal_to_the_last_bit(
+def test_native_and_python_step_lengths_are_equal_to_the_last_bit(
     constants: tuple[float, ...], speed: float, prompt_tokens: int, others: int
 ) -> None:
     options = OPTIONS | {"step_time": constants, "speed": speed, "max_num_tokens": 256}
@@ -224,7 +224,7 @@ def test_a_step_has_a_longest_and_a_shortest_length(make: type[Twin]) -> None:
     assert run(worker) == [(1, [1], [0], []), (3, [], [], [1])]
 
 
-def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
+def test_a_preempted_request_starts_again_in_a_later_step(make: type[Twin]) -> None:
     """A request that was preempted starts again only in a later step. After a clear the second
     request has published the first one's prefix anew, so all that the first holds is its own, and
     it would fit again at the moment when it is preempted.
@@ -246,7 +246,7 @@ def test_who_makes_room_starts_again_in_a_later_step(make: type[Twin]) -> None:
     assert (stats.steps, stats.preemptions, stats.recomputed_tokens) == (21, 1, 13)
 
 
-def test_a_worker_that_broke_stays_broken() -> None:
+def test_a_worker_that_raised_an_error_refuses_further_calls() -> None:
     """A virtual worker that has raised an error after bad input refuses all further calls. Chains
     that do not name prefixes may break the native worker in the middle of a step.
     """

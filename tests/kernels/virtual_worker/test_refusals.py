@@ -13,7 +13,7 @@ OPTIONS: dict[str, Any] = {"blocks": 64, "block_size": 4, "step_time": STEP_TIME
 NONE = np.zeros(0, dtype=np.uint64)
 
 
-def test_refusals_are_codes(make: type[Twin]) -> None:
+def test_refusals_have_codes(make: type[Twin]) -> None:
     worker = make(**(OPTIONS | {"blocks": 4, "max_model_tokens": 40, "max_queue": 1}))
     assert worker.add(1, NONE, 0, 1, 0, 0) == "empty_prompt"
     assert worker.add(1, NONE, 3, 0, 0, 0) == "no_output"
@@ -56,7 +56,7 @@ def test_refusals_are_codes(make: type[Twin]) -> None:
         ({"speed": 0.0}, "speed must be finite and above 0, got 0.0"),
     ],
 )
-def test_bad_options_are_refused_by_name(
+def test_the_error_names_the_bad_option(
     make: type[Twin], changed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

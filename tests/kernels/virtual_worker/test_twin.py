@@ -201,7 +201,7 @@ def soak(seeds: range, calls: int, hybrid: bool = False) -> dict[str, int]:
     return seen
 
 
-def test_random_lives_are_alike_and_rich() -> None:
+def test_native_and_python_agree_over_rich_random_histories() -> None:
     """Native and plain worker agree over random histories, in which everything happens in which
     they could differ.
     """
@@ -214,7 +214,7 @@ def test_random_lives_are_alike_and_rich() -> None:
         assert seen[name] > 50, f"hardly any {name} in {seen}"
 
 
-def test_random_lives_with_windows_and_states_are_alike_and_rich() -> None:
+def test_native_and_python_agree_with_windows_and_states() -> None:
     seen = soak(range(2000, 2080), calls=100, hybrid=True)
     for name in ("kept_first", "dropped_first", "kept_second", "dropped_second", "preemptions"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"
@@ -224,11 +224,11 @@ def test_random_lives_with_windows_and_states_are_alike_and_rich() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_long_random_lives_are_alike(hybrid: bool) -> None:
+def test_native_and_python_agree_over_long_random_histories(hybrid: bool) -> None:
     soak(range(1000, 1100), 3000, hybrid)
 
 
-def test_a_worker_as_large_as_real_ones() -> None:
+def test_native_and_python_agree_for_a_worker_of_real_size() -> None:
     """A worker of real size agrees with its Python version: full batches, chunked prompts of
     thousands of tokens, answers of hundreds, and so long runs.
     """
