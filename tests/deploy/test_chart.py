@@ -166,7 +166,7 @@ def rendered(name: str) -> list[Object]:
     return objects(VARIANTS[name])
 
 
-def whole(name: str) -> Object:
+def variant_values(name: str) -> Object:
     """Return a variant's values merged with the chart's defaults."""
     merged_values: Object = chart._loaded().merge_values(VARIANTS[name])
     return merged_values
@@ -182,7 +182,7 @@ def deployment(found: list[Object]) -> Object:
     )
 
 
-def router_of(found: list[Object]) -> Object:
+def router_container(found: list[Object]) -> Object:
     spec = deployment(found)["spec"]["template"]["spec"]
     return next(c for c in spec["containers"] if c["name"] == "router")
 
@@ -200,7 +200,7 @@ def config_of(found: list[Object], tmp_path: Path) -> Config:
         text = text.replace(name, str(file))
     file = tmp_path / "router.yaml"
     file.write_text(text, encoding="utf-8")
-    router = router_of(found)
+    router = router_container(found)
     assert router["command"] == ["warmroute"]
     arguments = [part.replace("/etc/warmroute/router.yaml", str(file)) for part in router["args"]]
     environ = {e["name"]: e["value"] for e in router.get("env", []) if "value" in e}
@@ -232,7 +232,7 @@ def test_the_schemas_refuse_misspelt_fields() -> None:
 
 @each_variant
 def test_the_router_reads_the_charts_configuration(name, tmp_path) -> None:
-    values, found = whole(name), rendered(name)
+    values, found = variant_values(name), rendered(name)
     config = config_of(found, tmp_path)
     assert (config.host, config.admin_host) == ("0.0.0.0", "0.0.0.0")
     assert config.admin_open == (not values["keys"]["admin"])
@@ -309,7 +309,7 @@ def _reachable(policy: Object, direction: str) -> set[int]:
 
 @each_variant
 def test_network_policies_protect_open_ports_and_allow_needed_traffic(name) -> None:
-    values, found = whole(name), rendered(name)
+    values, found = variant_values(name), rendered(name)
     policies = of_kind(found, "NetworkPolicy")
     if not values["networkPolicy"]["enabled"]:
         assert not policies
@@ -361,7 +361,7 @@ def test_pods_run_with_minimal_rights(name) -> None:
 
 @each_variant
 def test_ports_probes_services_and_selectors_match(name) -> None:
-    values, found = whole(name), rendered(name)
+    values, found = variant_values(name), rendered(name)
     pods = [d["spec"]["template"] for d in of_kind(found, "Deployment")]
     for template in pods:
         for container in template["spec"]["containers"]:
@@ -418,7 +418,7 @@ def test_ports_probes_services_and_selectors_match(name) -> None:
 @each_variant
 def test_a_router_has_time_to_drain(name) -> None:
     found = rendered(name)
-    router, template = router_of(found), deployment(found)["spec"]["template"]
+    router, template = router_container(found), deployment(found)["spec"]["template"]
     (waits_s,) = re.findall(r"sleep\((\d+)\)", str(router["lifecycle"]))
     shutdown_s = VARIANTS[name].get("config", {}).get("timeouts", {}).get("shutdown_s", 30)
     grace_s = template["spec"]["terminationGracePeriodSeconds"]
@@ -477,7 +477,7 @@ def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
     spec = deployment(found)["spec"]["template"]["spec"]
     path = yaml.safe_load(of_kind(found, "ConfigMap")[0]["data"]["router.yaml"])["tokenizer"]
     assert path in (f"/etc/warmroute-{place}", f"/{place}")
-    mounts = router_of(found)["volumeMounts"]
+    mounts = router_container(found)["volumeMounts"]
     (mount,) = [m for m in mounts if f"{path}/".startswith(f"{m['mountPath']}/")]
     (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
     assert mount["readOnly"]

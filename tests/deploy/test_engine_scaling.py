@@ -100,7 +100,7 @@ for name in ("waiting_requests", "running_requests"):
 EXPECTED = [(60, 0, 0), (90, 43, 1), (150, 43, 1), (200, 0, 0), (500, 0, 0)]
 
 
-def series(model: str = MODEL, namespace: str = "llm") -> list[Object]:
+def router_samples(model: str = MODEL, namespace: str = "llm") -> list[Object]:
     """Return the routers' samples of a model, and those of `ADAPTER`, which are 0 throughout."""
     return [
         {
@@ -126,7 +126,7 @@ def evaluate(tmp_path: Path, given: list[Object], expected: list[Object]) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def at(seconds: int, expr: str, *values: float) -> Object:
+def expected_at(seconds: int, expr: str, *values: float) -> Object:
     rows = [{"labels": "{}", "value": value} for value in values]
     return {"expr": expr, "eval_time": f"{seconds}s", "exp_samples": rows}
 
@@ -134,11 +134,13 @@ def at(seconds: int, expr: str, *values: float) -> Object:
 def test_the_queries_count_requests_of_all_routers_up_from_zero_and_back(tmp_path: Path) -> None:
     asked = triggers(scaling(BY_KEDA))
     requests, incoming = asked["requests"]["query"], asked["incoming"]["query"]
-    given = [*series(), *series(namespace="staging"), *series("another")]
+    given = [*router_samples(), *router_samples(namespace="staging"), *router_samples("another")]
     assert len({one["series"] for one in given}) < len(given)  # the adapter's, twice
     given = list({one["series"]: one for one in given}.values())
-    expected = [at(s, requests, count) for s, count, _ in EXPECTED]
-    evaluate(tmp_path, given, expected + [at(s, incoming, any_) for s, _, any_ in EXPECTED])
+    expected = [expected_at(s, requests, count) for s, count, _ in EXPECTED]
+    evaluate(
+        tmp_path, given, expected + [expected_at(s, incoming, any_) for s, _, any_ in EXPECTED]
+    )
 
 
 def test_missing_series_do_not_count_as_zero(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_missing_series_do_not_count_as_zero(tmp_path: Path) -> None:
     """
     for metadata in triggers(scaling(BY_KEDA)).values():
         assert metadata["ignoreNullValues"] == "false"
-        evaluate(tmp_path, series("another", "other"), [at(60, metadata["query"])])
+        evaluate(tmp_path, router_samples("another", "other"), [expected_at(60, metadata["query"])])
 
 
 def replicas(asked: dict[str, Object], values: dict[str, float], most: int) -> int:
@@ -182,10 +184,10 @@ def test_no_engine_is_scaled_down_before_the_idle_time() -> None:
 
 def test_the_operator_can_set_the_labels_that_select_series(tmp_path: Path) -> None:
     anywhere = triggers(scaling(BY_KEDA | {"labels": {}, "models": [MODEL]}))["requests"]["query"]
-    given = [*series(), *series(namespace="staging")]
-    evaluate(tmp_path, given, [at(90, anywhere, 86)])
+    given = [*router_samples(), *router_samples(namespace="staging")]
+    evaluate(tmp_path, given, [expected_at(90, anywhere, 86)])
     chosen = triggers(scaling(BY_KEDA | {"labels": {"namespace": "staging"}}))
-    evaluate(tmp_path, given, [at(90, chosen["requests"]["query"], 43)])
+    evaluate(tmp_path, given, [expected_at(90, chosen["requests"]["query"], 43)])
 
 
 REFUSED: list[tuple[Object, str]] = [
@@ -217,7 +219,7 @@ def test_invalid_scaling_values_are_refused_with_the_reason(values: Object, says
 def test_a_model_name_with_any_characters_stays_one_label_value(tmp_path: Path) -> None:
     for model in ("a{b}|c, d=~'e' %d", "模型-7b", "llama@v1"):
         asked = triggers(scaling(BY_KEDA | {"models": [model]}))
-        evaluate(tmp_path, series(model), [at(90, asked["requests"]["query"], 43)])
+        evaluate(tmp_path, router_samples(model), [expected_at(90, asked["requests"]["query"], 43)])
 
 
 def test_the_notes_list_what_scales_and_its_requirements() -> None:
@@ -260,8 +262,8 @@ def test_the_adapters_rules_serve_the_metrics_of_the_hpa(tmp_path: Path) -> None
         matchers = [f'{label}="{value}"' for label, value in selector["matchLabels"].items()]
         matchers.append(f'{one["key"]}=~"{"|".join(one["values"])}"')  # as the adapter writes `In`
         query = rules[name]["metricsQuery"].replace("<<.LabelMatchers>>", ",".join(matchers))
-        expected += [at(row[0], query, row[of]) for row in EXPECTED]
-    evaluate(tmp_path, [*series("qwen"), *series("other", "staging")], expected)
+        expected += [expected_at(row[0], query, row[of]) for row in EXPECTED]
+    evaluate(tmp_path, [*router_samples("qwen"), *router_samples("other", "staging")], expected)
     assert {n: m["target"]["averageValue"] for n, m in asked.items()} == {
         "warmroute_model_requests": "32",
         "warmroute_model_asked": "1",

@@ -83,7 +83,7 @@ async def load(stack: Stack, requests: int, stream: bool = False) -> AsyncIterat
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
 
 
-async def fires(server: Prometheus, name: str, **labels: str) -> None:
+async def until_firing(server: Prometheus, name: str, **labels: str) -> None:
     async def seen() -> bool:
         alerts = (await server.firing()).get(name, [])
         return any(labels.items() <= alert.items() for alert in alerts)
@@ -91,11 +91,11 @@ async def fires(server: Prometheus, name: str, **labels: str) -> None:
     await until(seen, f"{name} {labels} to fire")
 
 
-async def silent(server: Prometheus) -> bool:
+async def no_alert_fires(server: Prometheus) -> bool:
     return await server.firing() == {}
 
 
-async def ends(server: Prometheus, name: str) -> None:
+async def until_ended(server: Prometheus, name: str) -> None:
     async def gone() -> bool:
         return name not in await server.firing()
 
@@ -111,19 +111,21 @@ async def test_no_alert_fires_for_a_healthy_stack(stack, server) -> None:
     async with load(stack, 3):
         await server.until_data(["instance:warmroute_bad_answers:rate5m >= 0"])
         # An overloaded machine may miss scrapes; that alert is right, and ends.
-        await until(lambda: silent(server), "all alerts to be silent")
+        await until(lambda: no_alert_fires(server), "all alerts to be silent")
 
 
 async def test_the_hot_spot_alert_fires_and_ends(stack, server) -> None:
     async with load(stack, 16):
-        await fires(server, "WarmrouteHotSpot", severity="warning", instance=server.target)
-    await ends(server, "WarmrouteHotSpot")
+        await until_firing(server, "WarmrouteHotSpot", severity="warning", instance=server.target)
+    await until_ended(server, "WarmrouteHotSpot")
 
 
 async def test_the_saturation_alert_fires_and_ends(stack, server) -> None:
     async with load(stack, PLACES + 4):
-        await fires(server, "WarmrouteSaturated", severity="critical", instance=server.target)
-    await ends(server, "WarmrouteSaturated")
+        await until_firing(
+            server, "WarmrouteSaturated", severity="critical", instance=server.target
+        )
+    await until_ended(server, "WarmrouteSaturated")
 
 
 async def test_a_hanging_worker_fires_the_alert_that_it_is_down(stack, server) -> None:
@@ -137,11 +139,11 @@ async def test_a_hanging_worker_fires_the_alert_that_it_is_down(stack, server) -
         hung = next(worker for worker in stack.workers if worker.url == hot["url"])
         freeze(hung.process.pid)
         try:
-            await fires(server, "WarmrouteWorkerDown", worker=str(hot["id"]))
+            await until_firing(server, "WarmrouteWorkerDown", worker=str(hot["id"]))
         finally:
             hung.process.send_signal(signal.SIGCONT)
         await stack.until_state(hot["id"], "ready")
-        await ends(server, "WarmrouteWorkerDown")
+        await until_ended(server, "WarmrouteWorkerDown")
 
 
 async def test_alerts_fire_for_a_dead_worker_and_end_after_its_restart(stack, server) -> None:
@@ -149,13 +151,13 @@ async def test_alerts_fire_for_a_dead_worker_and_end_after_its_restart(stack, se
     row = next(row for row in await stack.rows() if row["url"] == dead.url)
     dead.process.kill()
     await dead.process.wait()
-    await fires(server, "WarmrouteEngineDown", instance=dead.url.removeprefix("http://"))
-    await fires(server, "WarmrouteWorkerDown", worker=str(row["id"]))
+    await until_firing(server, "WarmrouteEngineDown", instance=dead.url.removeprefix("http://"))
+    await until_firing(server, "WarmrouteWorkerDown", worker=str(row["id"]))
     again = engine_arguments(port=urlsplit(dead.url).port, speed=1)
     await stack.programs.start("worker-2-again", "engine", again)
     await stack.until_state(row["id"], "ready")
     for name in ("WarmrouteEngineDown", "WarmrouteWorkerDown"):
-        await ends(server, name)
+        await until_ended(server, name)
 
 
 @needs_redis
@@ -163,6 +165,6 @@ async def test_the_stale_replica_alert_fires_without_redis_and_ends_with_it(
     stack, server, redis
 ) -> None:
     redis.kill()
-    await fires(server, "WarmrouteReplicaStale", instance=server.target)
+    await until_firing(server, "WarmrouteReplicaStale", instance=server.target)
     redis.start()
-    await ends(server, "WarmrouteReplicaStale")
+    await until_ended(server, "WarmrouteReplicaStale")

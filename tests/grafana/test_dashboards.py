@@ -68,12 +68,12 @@ async def stack(tmp_path_factory, state):
     logs = tmp_path_factory.mktemp("logs")
     async with running(logs, workers=2, router=router) as stack:
         if state:
-            await peer_of(stack, [*model, *state])
+            await second_router(stack, [*model, *state])
         async with lively(stack):
             yield stack
 
 
-async def peer_of(stack, flags: list[str]) -> None:
+async def second_router(stack, flags: list[str]) -> None:
     """Start another router of the same workers and wait until both know each other."""
     flags = [*flags, "--replicas-name", "two", "--port", "0", "--admin-port", "0"]
     for worker in stack.workers:
@@ -86,7 +86,7 @@ async def peer_of(stack, flags: list[str]) -> None:
     await until(known, "the routers to know of each other")
 
 
-def asked(names=FILES) -> set[str]:
+def metrics_on_dashboards(names=FILES) -> set[str]:
     """Return the names of all metrics in all panels of these dashboards."""
     return {
         name
@@ -98,15 +98,15 @@ def asked(names=FILES) -> set[str]:
 
 async def test_every_metric_is_on_a_dashboard_or_listed_with_a_reason(stack) -> None:
     there = {name for name in samples(await exposition(stack)) if name.startswith("warmroute_")}
-    assert there - asked() == set(NOT_SHOWN)
+    assert there - metrics_on_dashboards() == set(NOT_SHOWN)
     if not REDIS:
         pytest.skip("redis-server is not installed: what replicas count was not looked at")
-    ours = {name for name in asked() if name.startswith("warmroute_")}
+    ours = {name for name in metrics_on_dashboards() if name.startswith("warmroute_")}
     engine = await of_engine(stack)
     unknown = ours - there - engine - set(NO_DATA)
     assert not unknown, f"not in /metrics: {sorted(unknown)}"
     assert not (there | engine) & set(NO_DATA)
-    assert engine - asked() == set(NOT_SHOWN_OF_ENGINES)
+    assert engine - metrics_on_dashboards() == set(NOT_SHOWN_OF_ENGINES)
 
 
 async def of_engine(stack) -> set[str]:
@@ -144,7 +144,7 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
         arguments = computing_arguments(tmp_path / "tiny")
         real = await stack.programs.start("real", "engine", arguments)
         engines.append(real.url)
-        await completed(stack.http, real.url)
+        await send_completion(stack.http, real.url)
     targets = {"warmroute": [stack.admin], "engine": [*(w.url for w in stack.workers), *engines]}
     async with prometheus(stack.http, tmp_path, targets) as server:
         sent = {resolved(expr, server.target): expr for _, _, expr in QUERIES}
@@ -197,7 +197,7 @@ async def test_panels_stay_readable_with_hundreds_of_workers(stack, tmp_path) ->
                 assert len(rows) <= 60, (dashboard, title, len(rows))
 
 
-async def completed(http: aiohttp.ClientSession, url: str) -> None:
+async def send_completion(http: aiohttp.ClientSession, url: str) -> None:
     async with http.get(f"{url}/v1/models") as reply:
         model = (await reply.json())["data"][0]["id"]
     body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4}

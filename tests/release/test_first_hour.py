@@ -98,7 +98,7 @@ def online(folder: Path, command: str, **environ: str) -> None:
 
 
 @pytest.fixture
-def stranger(installed: tuple[dict[str, str], float], tmp_path: Path) -> Iterator[Host]:
+def clean_host(installed: tuple[dict[str, str], float], tmp_path: Path) -> Iterator[Host]:
     with host(tmp_path / "home", installed[0]) as made:
         yield made
 
@@ -115,30 +115,30 @@ def test_every_page_is_run_and_excluded_commands_exist() -> None:
 
 
 def test_the_readme_leads_to_a_routed_request_within_minutes(
-    installed: tuple[dict[str, str], float], stranger: Host
+    installed: tuple[dict[str, str], float], clean_host: Host
 ) -> None:
     began_s = time.monotonic()
-    stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")  # README starts one of two
-    with Page("README.md", stranger) as page:
+    clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")  # README starts one of two
+    with Page("README.md", clean_host) as page:
         assert page.next().startswith("python3 -m venv")  # `installed` has run it
         assert explained(page.does(3))["worker"] in (0, 1)
     took_s = time.monotonic() - began_s
     print(f"first routed request {installed[1]:.0f} + {took_s:.0f} s after README's first line")
 
 
-def test_the_commands_of_the_quick_start_work(stranger: Host) -> None:
+def test_the_commands_of_the_quick_start_work(clean_host: Host) -> None:
     """The commands of the quick start work, for vLLM, SGLang, and simulated workers."""
-    with Page("docs/quickstart.md", stranger) as page:
-        assert page.next() == Page("README.md", stranger).next()
-        stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
+    with Page("docs/quickstart.md", clean_host) as page:
+        assert page.next() == Page("README.md", clean_host).next()
+        clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")
         assert explained(page.does(3))["worker"] in (0, 1)
-        stranger.stop_all()
+        clean_host.stop_all()
         page.does(2)
-        assert [row["state"] for row in workers(stranger)] == ["ready"]
-        stranger.stop_all()
+        assert [row["state"] for row in workers(clean_host)] == ["ready"]
+        clean_host.stop_all()
         page.does(3)
         ask = page.next()
-        first, second = (explained(does(stranger, ask)) for _ in range(2))
+        first, second = (explained(does(clean_host, ask)) for _ in range(2))
         assert first["worker"] == second["worker"]
         assert (first["expected_hit_tokens"], second["expected_hit_tokens"] > 0) == (0, True)
 
@@ -150,7 +150,7 @@ def pool(on: Host, count: int = 3) -> None:
     does(on, to_run("docs/quickstart.md")[-2])
 
 
-def present(on: Host, url: str) -> int:
+def ensure_worker(on: Host, url: str) -> int:
     """Return the id of the worker at a URL; add the worker if it is not there."""
     for row in workers(on):
         if row["url"] == url:
@@ -159,42 +159,42 @@ def present(on: Host, url: str) -> int:
     return int(json.loads(on.run(f"{add} http://127.0.0.1:8081/workers"))["id"])
 
 
-def removed(on: Host, url: str) -> None:
+def ensure_removed(on: Host, url: str) -> None:
     """Remove the worker at a URL, if there is one."""
-    number = present(on, url)
+    number = ensure_worker(on, url)
     on.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
 
 
-def test_command_lines_of_other_routers_are_converted(stranger: Host) -> None:
+def test_command_lines_of_other_routers_are_converted(clean_host: Host) -> None:
     """The command lines of other routers can be converted; the test checks and serves the last
     file.
     """
-    with Page("docs/coming-from.md", stranger) as page:
+    with Page("docs/coming-from.md", clean_host) as page:
         page.does(5)
-        does(stranger, page.next())
-    stranger.stop_all()
+        does(clean_host, page.next())
+    clean_host.stop_all()
 
 
-def test_each_recipe_serves_requests(stranger: Host) -> None:
+def test_each_recipe_serves_requests(clean_host: Host) -> None:
     """Each recipe's lines serve requests, with two of our engines in place of the recipe's."""
     for n in (1, 2):
-        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
-    with Page("docs/recipes.md", stranger) as page:
+        clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    with Page("docs/recipes.md", clean_host) as page:
         while page.left:
             page.does()
-            stranger.stop()
-    stranger.stop_all()
+            clean_host.stop()
+    clean_host.stop_all()
 
 
-def test_the_commands_for_operators_work(stranger: Host) -> None:
+def test_the_commands_for_operators_work(clean_host: Host) -> None:
     """The commands of the operators' page work; in them N is a worker that comes and goes, and
     HOST:PORT its address.
     """
-    pool(stranger)
-    does(stranger, ASK)
+    pool(clean_host)
+    does(clean_host, ASK)
     operations, engines, admin, tokens, kubernetes = READ["pool"]
     other = "http://127.0.0.1:8003"
-    with Page(operations, stranger) as page:
+    with Page(operations, clean_host) as page:
         assert len(page.left) > 15
         while page.left:
             line = page.next(
@@ -202,160 +202,166 @@ def test_the_commands_for_operators_work(stranger: Host) -> None:
                 (r"(http://)(HOST:PORT|WORKER\b|ENGINE\b)", other),
             )
             if "-d " in line and line.endswith("/workers"):
-                removed(stranger, other)
+                ensure_removed(clean_host, other)
             elif "/workers/N" in line:
-                line = line.replace("/workers/N", f"/workers/{present(stranger, other)}")
-            does(stranger, line)
-    with Page(engines, stranger) as page:
+                line = line.replace("/workers/N", f"/workers/{ensure_worker(clean_host, other)}")
+            does(clean_host, line)
+    with Page(engines, clean_host) as page:
         page.does()
         page.does(1, (r"$", " --requests 20"))
-        present(stranger, other)
+        ensure_worker(clean_host, other)
         page.does(2, (r"http://10.0.0.11:8000", other))
-        stranger.until(f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone")
-        page.does(1, (r"/workers/3", f"/workers/{present(stranger, other)}"))
-    with Page(admin, stranger) as page:
-        stranger.until(f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone")
+        clean_host.until(
+            f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone"
+        )
+        page.does(1, (r"/workers/3", f"/workers/{ensure_worker(clean_host, other)}"))
+    with Page(admin, clean_host) as page:
+        clean_host.until(
+            f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone"
+        )
         number = json.loads(page.does())["id"]
         while page.left:
             page.does(1, (r"/workers/2\b", f"/workers/{number}"))
-    with Page(tokens, stranger) as page:
+    with Page(tokens, clean_host) as page:
         said = page.does(1, (r"\bM\b", '"warmroute-timed"'), ("WORKER", "http://127.0.0.1:8001"))
         assert json.loads(said)["count"] > 0
-    with Page(kubernetes, stranger) as page:
+    with Page(kubernetes, clean_host) as page:
         while page.left:
             page.does(1, (r"^warmroute top$", "warmroute top --once"))
 
 
-def test_the_commands_with_api_keys_and_a_configuration_file_work(stranger: Host) -> None:
+def test_the_commands_with_api_keys_and_a_configuration_file_work(clean_host: Host) -> None:
     """The commands with API keys and a file of settings work: a client and an operator each have a
     key, and the router reads all settings from the file.
     """
     keys, configuration, deployment = READ["keys"]
-    stranger.start(f"{TIMED} --port 8001")
-    with Page(keys, stranger) as page:
+    clean_host.start(f"{TIMED} --port 8001")
+    with Page(keys, clean_host) as page:
         new = page.next((r" NAME --tenant TENANT >> FILE", " alice --tenant team-a"))
         for who in ("client", "admin"):
-            stranger.run(f"{new} >> {who}-keys 2> {who}-said && grep -o 'wr-.*' {who}-said > {who}")
-        hashed = stranger.run(f"{page.next()} < client").strip()
-        assert stranger.run("cat client-keys").startswith(f"{hashed} team-a name=alice")
-    (stranger.folder / "router.yaml").write_text(
+            clean_host.run(
+                f"{new} >> {who}-keys 2> {who}-said && grep -o 'wr-.*' {who}-said > {who}"
+            )
+        hashed = clean_host.run(f"{page.next()} < client").strip()
+        assert clean_host.run("cat client-keys").startswith(f"{hashed} team-a name=alice")
+    (clean_host.folder / "router.yaml").write_text(
         "workers: [http://127.0.0.1:8001]\n"
         "api_keys_file: client-keys\n"
         "admin_keys_file: admin-keys\n"
     )
-    with Page(configuration, stranger) as page:
+    with Page(configuration, clean_host) as page:
         page.does()
-    with Page(deployment, stranger) as page:
+    with Page(deployment, clean_host) as page:
         while page.left:
             page.does(1, (r"/etc/warmroute/", ""))
     top = "warmroute top --once --admin-key-file admin"
-    stranger.until(top, "ready")
-    assert "401" in stranger.run(f"! {ASK} 2>&1")
-    key = stranger.run("cat client").strip()
+    clean_host.until(top, "ready")
+    assert "401" in clean_host.run(f"! {ASK} 2>&1")
+    key = clean_host.run("cat client").strip()
     asked = ASK.replace("curl -i", f"curl -i -H 'Authorization: Bearer {key}'")
-    assert explained(does(stranger, asked))["worker"] == 0
+    assert explained(does(clean_host, asked))["worker"] == 0
 
 
-def test_the_commands_for_two_replicas_work(stranger: Host) -> None:
+def test_the_commands_for_two_replicas_work(clean_host: Host) -> None:
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian package: redis-server)")
     replicas, wire = READ["replicas"]
     for n in range(2):
-        stranger.start(f"{TIMED} --port {8001 + n}")
+        clean_host.start(f"{TIMED} --port {8001 + n}")
     urls = ", ".join(f"http://127.0.0.1:{8001 + n}" for n in range(2))
-    (stranger.folder / "router.yaml").write_text(f"workers: [{urls}]\n")
-    with Page(replicas, stranger) as page:
-        stranger.run(page.next().removesuffix("&").strip() + " --daemonize yes")
-        stranger.environ["WARMROUTE_STATE"] = page.next().partition("WARMROUTE_STATE=")[2]
+    (clean_host.folder / "router.yaml").write_text(f"workers: [{urls}]\n")
+    with Page(replicas, clean_host) as page:
+        clean_host.run(page.next().removesuffix("&").strip() + " --daemonize yes")
+        clean_host.environ["WARMROUTE_STATE"] = page.next().partition("WARMROUTE_STATE=")[2]
         page.does(2)
         for port in (8081, 8091):
-            stranger.until(
+            clean_host.until(
                 f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
             )
-        stranger.stop(2)
+        clean_host.stop(2)
         for name in ("a", "b"):
             page.does(1, (r"$", f" --replicas-name {name}"))
         for port in (8081, 8082):
-            stranger.until(
+            clean_host.until(
                 f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
             )
-    stranger.environ["REDIS"] = stranger.environ["WARMROUTE_STATE"]
-    with Page(wire, stranger) as page:
+    clean_host.environ["REDIS"] = clean_host.environ["WARMROUTE_STATE"]
+    with Page(wire, clean_host) as page:
         page.does(2)
-    stranger.stop_all()
-    stranger.run("redis-cli shutdown nosave || true")
+    clean_host.stop_all()
+    clean_host.run("redis-cli shutdown nosave || true")
 
 
-def test_the_commands_for_disaggregated_prefill_work(stranger: Host) -> None:
+def test_the_commands_for_disaggregated_prefill_work(clean_host: Host) -> None:
     """Each kind of prefill and decode pair on the page works; where our engines replace others, KV
     moves by our own transfer.
     """
-    with Page("docs/disaggregation.md", stranger) as page:
+    with Page("docs/disaggregation.md", clean_host) as page:
         for roles in (["decode", "prefill"], ["decode", "prefill"], ["both", "both"]):
             page.does(3)
-            assert sorted(row["role"] for row in workers(stranger)) == roles
-            does(stranger, ASK)
-            stranger.stop_all()
-        stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
+            assert sorted(row["role"] for row in workers(clean_host)) == roles
+            does(clean_host, ASK)
+            clean_host.stop_all()
+        clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")
         page.does(2, (r",transfer=\w+", ""))
         page.does(1, (r"$", " --requests 40"))
 
 
-def test_the_commands_for_the_warmroute_engine_work(stranger: Host) -> None:
+def test_the_commands_for_the_warmroute_engine_work(clean_host: Host) -> None:
     """The page's commands for our engine work with a simulated worker; its other commands need
     torch.
     """
     (engine,) = READ["engine"]
-    with Page(engine, stranger) as page:
+    with Page(engine, clean_host) as page:
         assert json.loads(page.does(2))["usage"]["completion_tokens"] == 5
 
 
-def test_the_commands_for_agents_work(stranger: Host) -> None:
+def test_the_commands_for_agents_work(clean_host: Host) -> None:
     """The commands for agents work: the test runs the router with and without names that Claude
     Code shows, and the page's checks.
     """
-    with Page("docs/agents.md", stranger) as page:
+    with Page("docs/agents.md", clean_host) as page:
         for _ in range(2):
             for number in (1, 2):
-                stranger.start(f"{TIMED} --host 10.0.0.{number} --port 8000 --model-name llama")
+                clean_host.start(f"{TIMED} --host 10.0.0.{number} --port 8000 --model-name llama")
             page.does()
             if "doctor" not in page.left[0]:
-                stranger.stop_all()
+                clean_host.stop_all()
         page.does(3, ("ROUTER", "127.0.0.1"))
 
 
-def test_the_commands_for_policies_and_logs_work(stranger: Host) -> None:
+def test_the_commands_for_policies_and_logs_work(clean_host: Host) -> None:
     policies, logs, demo = READ["logs"]
     for n in (1, 2):
-        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+        clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     (source,) = re.findall(r"```python\n# my_policies.py\n(.*?)```", text_of(policies), re.DOTALL)
-    (stranger.folder / "my_policies.py").write_text(source)
-    with Page(policies, stranger) as page:
+    (clean_host.folder / "my_policies.py").write_text(source)
+    with Page(policies, clean_host) as page:
         page.does(1, (r"127.0.0.1:8000", "10.0.0.1:8000"))
-        assert "my_policies:newest" in explained(does(stranger, ASK))["policy"]
-    stranger.stop()
+        assert "my_policies:newest" in explained(does(clean_host, ASK))["policy"]
+    clean_host.stop()
     parts = ((r"/var/lib/warmroute/", ""), (r"requests-\d+T", "requests-*T"))
-    with Page(logs, stranger) as page:
+    with Page(logs, clean_host) as page:
         page.does(1, *parts)
-        with Page(demo, stranger) as other:
+        with Page(demo, clean_host) as other:
             other.does(1, (r"conversation.jsonl.gz", SAMPLE), (r"$", " --requests 12"))
         page.does(2, *parts)
-        stranger.stop()
+        clean_host.stop()
         assert "opentelemetry" in page.refused()
 
 
-def test_the_commands_for_the_simulator_work(stranger: Host) -> None:
+def test_the_commands_for_the_simulator_work(clean_host: Host) -> None:
     """The simulator's commands work: they replay a short log, and some requests of the installed
     sample.
     """
     simulator, *others = READ["simulator"]
     for n in (1, 2):
-        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+        clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     for name, text in re.findall(
         r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", text_of(simulator), re.DOTALL
     ):
-        (stranger.folder / name).write_text(text)
-    model = stranger.folder / "Qwen3-32B"
+        (clean_host.folder / name).write_text(text)
+    model = clean_host.folder / "Qwen3-32B"
     model.mkdir()
     written(model, CONFIGS["qwen3-32b"])
     cut = (
@@ -364,10 +370,10 @@ def test_the_commands_for_the_simulator_work(stranger: Host) -> None:
         (r"--resamples 10", "--resamples 2"),
         (r"(sim plan .*)", r"\1 --policy hybrid --seed 1"),
     )
-    with Page(simulator, stranger) as page:
+    with Page(simulator, clean_host) as page:
         page.does(1, (r"$", " --record-facts facts.bin"))
-        does(stranger, ASK)
-        stranger.stop_all()
+        does(clean_host, ASK)
+        clean_host.stop_all()
         page.does(1, (r"--seconds 60", "--seconds 5"))
         while page.left:
             if re.search(r"warmroute-sim (calibrate|validate)", page.left[0]):
@@ -375,24 +381,24 @@ def test_the_commands_for_the_simulator_work(stranger: Host) -> None:
             else:
                 page.does(1, *cut)
     for name in others:
-        with Page(name, stranger) as page:
+        with Page(name, clean_host) as page:
             page.does(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
 
 
-def test_the_commands_for_traces_work(stranger: Host) -> None:
+def test_the_commands_for_traces_work(clean_host: Host) -> None:
     """The commands for traces replay each kind of file; the test makes spans and agents' traces
     itself.
     """
     for n in (1, 2):
-        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+        clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     said = [{"role": "user", "content": "Good day. " * 60}]
     spans = [span(at, input__messages=said, usage__output_tokens=5) for at in (1, 2)]
-    (stranger.folder / "spans.jsonl").write_text(json.dumps(export(*spans)))
+    (clean_host.folder / "spans.jsonl").write_text(json.dumps(export(*spans)))
     calls = [{"type": "n", "t": t, "in": 128, "out": 9, "hash_ids": [1, 2]} for t in (0, 9)]
     agents = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": calls}
-    (stranger.folder / "agents.jsonl").write_text(json.dumps(agents))
+    (clean_host.folder / "agents.jsonl").write_text(json.dumps(agents))
     text = text_of("docs/your-traffic.md")
-    with Page("docs/your-traffic.md", stranger) as page:
+    with Page("docs/your-traffic.md", clean_host) as page:
         page.does()
         replayed = page.does()
         for row in re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+%) \|$", text, re.M):
@@ -402,34 +408,34 @@ def test_the_commands_for_traces_work(stranger: Host) -> None:
         assert re.search(r"^Take .* worker", page.does(1, (r"$", " --seed 1 --requests 120")), re.M)
         page.does()
         for _ in range(3):
-            does(stranger, ASK)
-        stranger.stop_all()
+            does(clean_host, ASK)
+        clean_host.stop_all()
         for notes in ("(requests)", "an access log has no prefixes", "(otel)", "(weka)"):
             assert notes in page.does()
 
 
-def test_the_commands_for_triton_and_a_data_plane_work(stranger: Host) -> None:
+def test_the_commands_for_triton_and_a_data_plane_work(clean_host: Host) -> None:
     """The commands for Triton and for a data plane work; the gRPC ports are opened after the page's
     line that installs gRPC.
     """
     triton, gateway = READ["grpc"]
     for n in (1, 2):
-        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
-    with Page(triton, stranger) as page:
+        clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    with Page(triton, clean_host) as page:
         line = page.left[0]
-        online(stranger.folder, page.refused(), PATH=stranger.environ["PATH"])
-        does(stranger, line)
+        online(clean_host.folder, page.refused(), PATH=clean_host.environ["PATH"])
+        does(clean_host, line)
         model = (r"models/ensemble/", "models/warmroute-timed/")
         page.does(2, model)
         assert "routed_by" in page.does(1, model)
         page.does(1, (r"request=13", "last=1"))
         page.does(1, (r"$", " --seconds 1"))
         page.does(2)
-    stranger.stop(2)
-    with Page(gateway, stranger) as page:
+    clean_host.stop(2)
+    with Page(gateway, clean_host) as page:
         here = ((r"10.0.0.11", "10.0.0.1"), (r"10.0.0.12", "10.0.0.2"))
         page.does(1, *here)
-        stranger.stop()
+        clean_host.stop()
         page.does(2, *here)
-        stranger.stop()
+        clean_host.stop()
         page.does(1, *here)

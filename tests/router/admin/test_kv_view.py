@@ -18,7 +18,7 @@ async def view_of(one: Admin, worker_id: int) -> bytes:
         return await reply.read()
 
 
-async def joined(one: Admin) -> int:
+async def worker_with_events(one: Admin) -> int:
     """Add a worker whose KV events the test itself sends; return its id."""
     _, row = await one.ask("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
@@ -28,7 +28,7 @@ async def joined(one: Admin) -> int:
 
 async def test_the_view_has_all_blocks_of_a_worker_and_the_state_of_its_events() -> None:
     async with admin() as one:
-        worker_id = await joined(one)
+        worker_id = await worker_with_events(one)
         assert not decode_kv_view(await view_of(one, worker_id)).known
         events = tuple(stored([n]) for n in range(3))
         one.router.dispatcher.tell(KvEvents(0.0, worker_id, 0, events))
@@ -69,7 +69,7 @@ async def test_an_unknown_or_unrecognized_worker_is_refused(
 
 async def test_bytes_that_are_not_a_kv_view_are_refused() -> None:
     async with admin() as one:
-        body = await view_of(one, await joined(one))
+        body = await view_of(one, await worker_with_events(one))
     fields = msgspec.msgpack.decode(body)
     odd = {"tier": "gpu", "chains": b"1234567", "indexed": 0, "index_held": 0}
     for wrong in (

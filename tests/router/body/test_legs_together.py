@@ -54,7 +54,7 @@ ONE_TOKEN = {
 LIMITS = {"max_tokens", "max_completion_tokens"}
 
 
-def body_of(seed: int) -> tuple[list[tuple[str, str]], str, str]:
+def random_body(seed: int) -> tuple[list[tuple[str, str]], str, str]:
     """Return a body whose fields are in a client's own order, with blanks around its colons and
     commas.
     """
@@ -64,14 +64,14 @@ def body_of(seed: int) -> tuple[list[tuple[str, str]], str, str]:
     return [(name, draw.choice(FIELDS[name])) for name in names], colon, comma
 
 
-def written(fields: list[tuple[str, str]], colon: str, comma: str) -> bytes:
+def body_text(fields: list[tuple[str, str]], colon: str, comma: str) -> bytes:
     return comma.join(f'"{name}"{colon}{value}' for name, value in fields).encode()
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_bodies_are_edited_and_all_other_bytes_stay(seed: int) -> None:
-    fields, *blanks = body_of(seed)
-    inside = written(fields, *blanks)
+    fields, *blanks = random_body(seed)
+    inside = body_text(fields, *blanks)
     body, meet = b"{%b}" % inside, MEET % TRY.number
     of = replace(TRY, decode_rank=3)
     assert ROOMS.prefill(body, of).body == b"{%b%b}" % (meet, inside)
@@ -85,7 +85,7 @@ def test_bodies_are_edited_and_all_other_bytes_stay(seed: int) -> None:
     new += b'"kv_transfer_params":%b,' % params
     new += b"" if "ignore_eos" in names else b'"ignore_eos":true,'
     edited = [(name, _one_token(name, value)) for name, value in fields]
-    assert sent == b"{%b%b}" % (new, written(edited, *blanks))
+    assert sent == b"{%b%b}" % (new, body_text(edited, *blanks))
     told = MOONCAKE.decode(body, None, replace(TRY, bootstrap=bootstrap)).body
     params = (
         b'{"do_remote_decode":false,"do_remote_prefill":true,%b,'
@@ -109,14 +109,14 @@ def test_a_bootstrap_room_encodes_its_rank_and_fits_a_double(
 ) -> None:
     rank = data.draw(st.integers(0, ranks - 1))
     of = replace(TRY, number=number, bootstrap=replace(DOOR, ranks=ranks, rank=rank))
-    sent, told = (json.loads(leg.body) for leg in (ROOMS.prefill(b"{}", of), both_of(of)))
+    sent, told = (json.loads(leg.body) for leg in (ROOMS.prefill(b"{}", of), decode_leg(of)))
     room = sent["bootstrap_room"]
     assert room % ranks == rank
     assert 0 <= room < 2**53
     assert told["bootstrap_room"] == room
 
 
-def both_of(of: TransferAttempt):
+def decode_leg(of: TransferAttempt):
     return ROOMS.decode(b"{}", None, of)
 
 

@@ -51,7 +51,7 @@ def read(path: str, body: bytes, limits: ScanLimits = LIMITS) -> Scanned:
     return scan(body, path, limits) if shape is None else shape(body, limits)
 
 
-def told(result: Scanned) -> tuple[Any, ...]:
+def comparable_parts(result: Scanned) -> tuple[Any, ...]:
     """Return the parts of a scanned body that can be compared."""
     prompts = [one if isinstance(one, str) else one.tolist() for one in result.prompts]
     names = ("model", "stream", "messages", "session", "cache_salt", "priority", "by_text")
@@ -62,17 +62,17 @@ def told(result: Scanned) -> tuple[Any, ...]:
 def outcome(read_it: Callable[[], Scanned]) -> Any:
     """Return what `read_it` reads, or that it refused the body."""
     try:
-        return told(read_it())
+        return comparable_parts(read_it())
     except ClientError as error:
         return error.status, json.loads(error.body())["error"]["code"] != ""
 
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
+    treat_bodies_as_long(monkeypatch)
 
 
-def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_bodies_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the reader treat every body as a long one from now on."""
     monkeypatch.setattr(scanning, "LONG_BYTES", 0)
     monkeypatch.setattr(scanning, "_LONG_TEXT_BYTES", 0)
@@ -99,7 +99,7 @@ def test_reading_a_body_in_pieces_gives_the_same_result(
     limits = replace(LIMITS, max_messages=6)  # those that nothing is read of count in pieces only
     whole = outcome(lambda: read(path, bytes(body), limits))
     with pytest.MonkeyPatch.context() as patch:
-        shorten(patch)
+        treat_bodies_as_long(patch)
         pieces = outcome(lambda: read(path, bytes(body), limits))
     # The reader of pieces is the stricter one: ids are digits, and texts are Unicode throughout.
     odd = re.search(rb"\\ud|[0-9][.eE]|-0", body) or "\ufffd" in body.decode(errors="replace")
@@ -154,7 +154,7 @@ def test_values_that_are_not_built_do_not_count_towards_limits() -> None:
     limits = ScanLimits(max_values=30, max_text_bytes=100)
     ids = list(range(500))
     scanned = scan(json.dumps({"prompt": ids, "unknown": [[]] * 90}).encode(), COMPLETIONS, limits)
-    assert told(scanned)[0] == [ids]
+    assert comparable_parts(scanned)[0] == [ids]
     text = "é\n" * 200
     assert scan(json.dumps({"prompt": text}).encode(), COMPLETIONS, limits).prompts == (text,)
     plain = HI | {"content": "x" * 500}
@@ -174,7 +174,7 @@ def test_body_fields_and_json_items_give_the_right_offsets(value: Any, name: str
     assert field is not None
     begin, end, values, items, _ = field
     assert json.loads(body[begin:end]) == value
-    assert values == count(value)
+    assert values == count_values(value)
     found = json_items(memoryview(body)[begin:end], items)
     if isinstance(value, list):
         assert found is not None
@@ -185,9 +185,9 @@ def test_body_fields_and_json_items_give_the_right_offsets(value: Any, name: str
         assert items == 0
 
 
-def count(value: Any) -> int:
+def count_values(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(count, inner))
+    return 1 + sum(map(count_values, inner))
 
 
 def test_token_ids_are_read_as_32_bit_or_64_bit_arrays() -> None:

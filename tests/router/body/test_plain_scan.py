@@ -29,7 +29,7 @@ SIZES = (1, 4, 16)
 HI = {"role": "user", "content": "hi"}
 
 
-async def check(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | None:
+async def check_agreement(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | None:
     """Read a body with the native and the general reader, and check that they agree; return the
     native result, or None.
     """
@@ -91,15 +91,15 @@ async def test_plain_bodies_are_scanned_as_by_the_full_reader(
     fields: dict[str, Any], path: str, indent: int | None, ascii_only: bool
 ) -> None:
     body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode()
-    assert await check(body, path) is not None
+    assert await check_agreement(body, path) is not None
 
 
 @pytest.mark.parametrize("kind", sorted(TEXT_PARTS))
 async def test_text_parts_are_plain_and_media_parts_are_not(kind: str) -> None:
     parts = [{"type": kind, "text": "hello", "more": [1]}, "and a text"]
-    assert await check(body_of(messages=[HI | {"content": parts}]), CHAT) is not None
+    assert await check_agreement(body_of(messages=[HI | {"content": parts}]), CHAT) is not None
     medium = [{"type": "image_url", "image_url": {"url": "data:..."}}]
-    assert await check(body_of(messages=[HI | {"content": medium}]), CHAT) is None
+    assert await check_agreement(body_of(messages=[HI | {"content": medium}]), CHAT) is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_bodies_that_are_not_plain_are_left_to_the_full_reader(body: bytes, path
 @pytest.mark.parametrize("whole", [10**17, -(10**17), 10**18 - 1, 1 - 10**18])
 async def test_integers_of_up_to_18_digits_are_plain(whole: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x", "a": whole}]}).encode()
-    assert await check(body, CHAT) is not None
+    assert await check_agreement(body, CHAT) is not None
     assert plain_scan(body.replace(b"%d" % whole, b"%d0" % whole), CHAT, LIMITS) is None
 
 
@@ -164,7 +164,7 @@ async def test_typical_bodies_are_plain(
 ) -> None:
     fields = besides | asked if tools_first else asked | besides
     body = json.dumps(fields, ensure_ascii=ascii_only).encode()
-    assert await check(body, CHAT if "messages" in asked else COMPLETIONS) is not None
+    assert await check_agreement(body, CHAT if "messages" in asked else COMPLETIONS) is not None
 
 
 @patient
@@ -176,7 +176,7 @@ async def test_the_plain_scan_of_any_body_agrees_with_the_full_reader_or_decline
     body = bytearray(text.encode("utf-8", "surrogatepass"))
     for _ in range(data.draw(st.integers(0, 2))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    await check(bytes(body), path)
+    await check_agreement(bytes(body), path)
 
 
 @patient
@@ -186,15 +186,15 @@ async def test_the_plain_scan_of_any_string_agrees_with_the_full_reader_or_decli
     inner: bytes, chat: bool
 ) -> None:
     if chat:
-        await check(b'{"messages":[{"role":"user","content":"' + inner + b'"}]}', CHAT)
-    await check(b'{"prompt":"' + inner + b'"}', COMPLETIONS)
+        await check_agreement(b'{"messages":[{"role":"user","content":"' + inner + b'"}]}', CHAT)
+    await check_agreement(b'{"prompt":"' + inner + b'"}', COMPLETIONS)
 
 
 async def test_a_long_body_is_scanned_off_the_event_loop_with_the_same_result() -> None:
     text = "a line of text \u00e9 and more\n" * 8_000
-    assert await check(body_of(prompt=text), COMPLETIONS) is not None
-    assert await check(body_of(messages=[HI | {"content": text}] * 3), CHAT) is not None
-    assert await check(body_of(prompt=list(range(40_000))), COMPLETIONS) is not None
+    assert await check_agreement(body_of(prompt=text), COMPLETIONS) is not None
+    assert await check_agreement(body_of(messages=[HI | {"content": text}] * 3), CHAT) is not None
+    assert await check_agreement(body_of(prompt=list(range(40_000))), COMPLETIONS) is not None
 
 
 async def test_with_a_tokenizer_the_full_reader_passes_it_the_text() -> None:

@@ -35,7 +35,7 @@ URLS = "--worker-urls http://worker1:8000 http://worker2:8000"
 WORDS = {"--policy", "--routing-logic", "--log-level", "--log-format"}  # of a few allowed ones
 
 
-def accepted(text: str, folder: Path) -> Config:
+def checked_config(text: str, folder: Path) -> Config:
     """Write the text to a configuration file and return its configuration. Fails if the checker
     rejects it.
     """
@@ -84,7 +84,7 @@ def test_every_single_flag_gives_a_valid_file_or_an_error(peer: PeerRouter, tmp_
                 continue
             done = convert(command)
             assert done.peer is peer
-            accepted(done.text, tmp_path)
+            checked_config(done.text, tmp_path)
             assert name in done.text, "neither a line nor a reason"
             assert "pw@" not in done.text + done.summary()
 
@@ -105,13 +105,13 @@ def test_many_flags_together_give_a_valid_file_or_one_error(seed: int, tmp_path,
         assert (out, status) == ("", 2)
         assert told.startswith("error: ")
     else:
-        accepted(out, tmp_path)
+        checked_config(out, tmp_path)
 
 
 def converted(command: str, folder: Path) -> dict[str, object]:
     """Return the keys of the configuration file made from another router's command line."""
     done = convert(command)
-    accepted(done.text, folder)
+    checked_config(done.text, folder)
     keys: dict[str, object] = yaml.safe_load(done.text)
     return keys
 
@@ -233,7 +233,7 @@ def test_the_other_routers_policy_is_a_comment_that_can_replace_the_line_above(f
     at = next(n for n, line in enumerate(lines) if line.startswith("# policy: "))
     assert lines[at - 1].startswith("policy: warmset  # ")
     lines[at - 1 : at + 1] = [lines[at].removeprefix("# ")]
-    assert accepted("\n".join(lines), tmp_path).policy == "cache_aware?match_threshold=0.5"
+    assert checked_config("\n".join(lines), tmp_path).policy == "cache_aware?match_threshold=0.5"
 
 
 def test_an_unknown_flag_gets_the_nearest_flag_as_a_hint():
@@ -284,5 +284,5 @@ def test_a_command_line_of_the_maximum_length_is_converted(monkeypatch, capsys, 
     assert len(command) <= MAX_CHARACTERS
     monkeypatch.setattr("sys.stdin", io.StringIO(command))
     assert main(["config", "--from", "-"]) == 0
-    config = accepted(capsys.readouterr().out, tmp_path)
+    config = checked_config(capsys.readouterr().out, tmp_path)
     assert len(config.workers) == config.limits.workers == 2_800

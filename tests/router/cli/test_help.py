@@ -15,7 +15,7 @@ from router.settings.schema import Config
 from tests.router.settings.config_problems import loaded
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def help_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     assert ended.value.code == 0
@@ -27,7 +27,7 @@ def flags_in(text: str) -> set[str]:
 
 
 def test_the_help_shows_the_main_flags_in_groups_and_three_examples(capsys):
-    text = shown(capsys, "serve", "--help")
+    text = help_text(capsys, "serve", "--help")
     keys = keys_of(Config)
     main_flags = {keys[path].flag for group in MAIN for path in group.paths}
     assert flags_in(text) == {"--help", "--help-all", "--config"} | main_flags
@@ -39,7 +39,7 @@ def test_the_help_shows_the_main_flags_in_groups_and_three_examples(capsys):
 
 
 def test_help_all_shows_all_flags_by_group(capsys):
-    text = shown(capsys, "serve", "--help-all")
+    text = help_text(capsys, "serve", "--help-all")
     words = " ".join(text.split())
     for key in keys_of(Config).values():
         assert f"{key.flag} " in words

@@ -78,11 +78,11 @@ class Terminal:
         while text not in self.shown[before:]:
             self.shown += os.read(self._ours, 65_536).decode()
 
-    def strike(self, key: str) -> None:
+    def press_key(self, key: str) -> None:
         os.write(self._ours, key.encode())
 
 
-def followed(url: str, play: Callable[[], None]) -> int:
+def run_top(url: str, play: Callable[[], None]) -> int:
     """Run `top` while `play` reads from and types into the terminal; return the exit status."""
     player = threading.Thread(target=play, daemon=True)
     player.start()
@@ -105,16 +105,16 @@ def test_top_refreshes_obeys_keys_and_restores_the_terminal(
         looks = admin.looks
         while admin.looks < looks + 2:
             terminal.until("requests/s")
-        terminal.strike("p")
+        terminal.press_key("p")
         terminal.until("PAUSED")
-        terminal.strike("s")
-        terminal.strike("p")
+        terminal.press_key("s")
+        terminal.press_key("p")
         admin.away_after = 0
         terminal.until("! GET ")
-        terminal.strike("q")
+        terminal.press_key("q")
         terminal.until("\x1b[?1049l")
 
-    assert followed(url, play) == 0
+    assert run_top(url, play) == 0
     assert terminal.shown.startswith("\x1b[?1049h")
     assert terminal.shown.endswith("\x1b[?1049l")
 

@@ -26,7 +26,7 @@ from tests.router.core.core_world import BLOCK, chain_of, stored
 
 
 @asynccontextmanager
-async def routing(workers: int = 1) -> AsyncIterator[Router]:
+async def router_with_workers(workers: int = 1) -> AsyncIterator[Router]:
     """Yield a router whose core has `workers` workers, although no servers listen at their
     addresses.
     """
@@ -34,13 +34,13 @@ async def routing(workers: int = 1) -> AsyncIterator[Router]:
         router = Router(Config(), http)
         try:
             for number in range(workers):
-                join(router, 9 + number)
+                join_worker(router, 9 + number)
             yield router
         finally:
             await router.aclose()
 
 
-def join(router: Router, port: int = 9) -> int:
+def join_worker(router: Router, port: int = 9) -> int:
     member = router.fleet.add(parse_worker_spec(f"http://127.0.0.1:{port}"))
     facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
     router.dispatcher.tell(WorkerChange(0.0, member.worker_id, "ready", facts))
@@ -59,7 +59,7 @@ def samples(router: Router) -> dict[str, dict[tuple[tuple[str, str], ...], float
     return found
 
 
-def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
+def serve_request(router: Router, outcome: Outcome, stream: bool = True) -> None:
     """Let one request arrive at the core and end with this outcome."""
     request_id = router.dispatcher.next_request_id()
     now_s = time.monotonic()
@@ -71,7 +71,7 @@ def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
     router.dispatcher.core.on_finish(Finish(now_s, request_id))
 
 
-def good(**fields: Any) -> Outcome:
+def successful_outcome(**fields: Any) -> Outcome:
     now_s = time.monotonic()
     known = {
         "started_s": now_s,
@@ -85,12 +85,14 @@ def good(**fields: Any) -> Outcome:
 
 
 async def test_every_metric_can_be_parsed_from_the_exposition() -> None:
-    async with routing() as router:
-        served(router, good())
-        served(router, good(error=WorkerError("connect", "x"), status=None, usage=None))
-        served(router, good(error=ClientError(499, "left")))
-        served(router, good(usage=None), stream=False)
-        served(router, good(status=400, usage=None))  # quick, and no answer
+    async with router_with_workers() as router:
+        serve_request(router, successful_outcome())
+        serve_request(
+            router, successful_outcome(error=WorkerError("connect", "x"), status=None, usage=None)
+        )
+        serve_request(router, successful_outcome(error=ClientError(499, "left")))
+        serve_request(router, successful_outcome(usage=None), stream=False)
+        serve_request(router, successful_outcome(status=400, usage=None))  # quick, and no answer
         read = samples(router)
         assert read["warmroute_decisions_total"] == {
             (("policy", "warmset"), ("reason", "only_worker")): 5.0
@@ -99,7 +101,7 @@ async def test_every_metric_can_be_parsed_from_the_exposition() -> None:
         assert replies[("error", ""), ("status", "200"), ("worker", "0")] == 2
         assert replies[("error", "connect"), ("status", ""), ("worker", "0")] == 1
         assert replies[("error", "client"), ("status", "200"), ("worker", "0")] == 1
-        served(router, good(fallback_reason="http_1_0"))
+        serve_request(router, successful_outcome(fallback_reason="http_1_0"))
         assert samples(router)["warmroute_relayed_requests_total"] == {
             (("path", "native"), ("why", "")): 4.0,  # where nobody answered nothing was relayed
             (("path", "python"), ("why", "http_1_0")): 1.0,
@@ -114,7 +116,7 @@ async def test_every_metric_can_be_parsed_from_the_exposition() -> None:
 
 
 async def test_held_seconds_are_labelled_by_standing() -> None:
-    async with routing() as router:
+    async with router_with_workers() as router:
         held = router.dispatcher.core.counters.held
         for wait_s in (3.0, 40.0, 2_000.0):
             held["new"].add(wait_s)
@@ -130,12 +132,12 @@ async def test_held_seconds_are_labelled_by_standing() -> None:
 
 
 async def test_the_series_of_a_removed_worker_are_removed() -> None:
-    async with routing() as router:
+    async with router_with_workers() as router:
         lines = []
         for number in range(20):
-            served(router, good())
+            serve_request(router, successful_outcome())
             lines.append(len(router.metrics.exposition().splitlines()))
-            join(router, 100 + number)
+            join_worker(router, 100 + number)
             oldest = min(router.fleet.members)
             await router.fleet.remove(router.fleet.members[oldest], "forced")
         assert max(lines) == lines[0]
@@ -146,7 +148,7 @@ async def test_the_series_of_a_removed_worker_are_removed() -> None:
 
 
 async def test_kv_events_are_counted_by_kind() -> None:
-    async with routing() as router:
+    async with router_with_workers() as router:
         router.dispatcher.tell(KvEvents(0.0, 0, 0, (stored([1, 2]),)))
         events = samples(router)["warmroute_kv_events_total"]
         assert events[("kind", "stored_blocks"), ("worker", "0")] == 2
@@ -155,8 +157,8 @@ async def test_kv_events_are_counted_by_kind() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 async def test_promtool_accepts_the_metrics() -> None:
-    async with routing(2) as router:
-        served(router, good())
+    async with router_with_workers(2) as router:
+        serve_request(router, successful_outcome())
         checking = await asyncio.create_subprocess_exec(
             "promtool",
             *("check", "metrics"),

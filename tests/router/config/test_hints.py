@@ -11,7 +11,7 @@ from router.config.paths import near_path
 from simulator.cli import main as simulator
 
 
-def said(program, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_output(program, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     try:
         status = program(arguments)
     except SystemExit as ended:
@@ -37,12 +37,12 @@ def said(program, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> s
     ],
 )
 def test_the_router_suggests_the_nearest_word(arguments, hint, capsys):
-    assert hint in said(router, arguments, capsys)
+    assert hint in error_output(router, arguments, capsys)
 
 
 @pytest.mark.parametrize("arguments", [["zzzz"], ["serve", "--zzzz", "1"], ["serve", "zzzz"]])
 def test_no_word_is_suggested_if_none_is_near(arguments, capsys):
-    assert "did you mean" not in said(router, arguments, capsys)
+    assert "did you mean" not in error_output(router, arguments, capsys)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_no_word_is_suggested_if_none_is_near(arguments, capsys):
     ],
 )
 def test_the_simulator_suggests_the_nearest_word(arguments, hint, capsys):
-    assert hint in said(simulator, arguments, capsys)
+    assert hint in error_output(simulator, arguments, capsys)
 
 
 def test_the_error_for_a_missing_path_suggests_the_nearest_existing_one(tmp_path, capsys):
@@ -71,6 +71,8 @@ def test_the_error_for_a_missing_path_suggests_the_nearest_existing_one(tmp_path
     for path in ("router.yaml", "zzz", "zzz/zzz", "router.yaml/x", "models/zzz"):
         assert near_path(tmp_path / path) == ""
     assert near_path(Path("/")) == near_path(Path()) == near_path(Path("x" * 5_000)) == ""
-    assert " (did you mean" in said(router, ["config", "--check", f"{tmp_path}/rooter.yml"], capsys)
+    assert " (did you mean" in error_output(
+        router, ["config", "--check", f"{tmp_path}/rooter.yml"], capsys
+    )
     tokenizer = ["serve", "--tokenizer", f"{tmp_path}/model"]
-    assert f"(did you mean {tmp_path}/models?)" in said(router, tokenizer, capsys)
+    assert f"(did you mean {tmp_path}/models?)" in error_output(router, tokenizer, capsys)

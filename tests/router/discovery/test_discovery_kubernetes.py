@@ -56,13 +56,13 @@ def stopping(report: Report) -> list[str]:
     return hosts(one.spec.url for one in report.workers if one.stopping)
 
 
-def of(*slices: dict[str, Any], text: str = "kubernetes:llm/vllm") -> Report:
+def report_of(*slices: dict[str, Any], text: str = "kubernetes:llm/vllm") -> Report:
     by_name = {one["metadata"]["name"]: msgspec.convert(one, Slice) for one in slices}
     return workers_of(by_name, spec(text))
 
 
 def test_endpoint_conditions_decide_which_workers_serve_and_which_stop() -> None:
-    report = of(
+    report = report_of(
         a_slice(
             "a",
             1,
@@ -80,7 +80,7 @@ def test_endpoint_conditions_decide_which_workers_serve_and_which_stop() -> None
 
 def test_for_an_address_in_two_slices_the_best_condition_counts() -> None:
     for first, second in (("a", "b"), ("b", "a")):
-        report = of(
+        report = report_of(
             a_slice(first, 1, terminating("10.0.0.1"), endpoint("10.0.0.2")),
             a_slice(second, 1, endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False)),
         )
@@ -91,29 +91,31 @@ def test_for_an_address_in_two_slices_the_best_condition_counts() -> None:
 def test_ports_are_selected_by_name() -> None:
     ports = [{"name": "http", "port": 80}, {"name": "metrics", "port": 9, "protocol": "TCP"}]
     one = a_slice("a", 1, endpoint("10.0.0.1"), ports=ports)
-    assert up(of(one, text="kubernetes:llm/vllm:http")) == ["10.0.0.1:80"]
-    assert of(one).refused == (
+    assert up(report_of(one, text="kubernetes:llm/vllm:http")) == ["10.0.0.1:80"]
+    assert report_of(one).refused == (
         "slice 'a': wanted: one of these behind the service: SERVICE:PORTNAME; "
         "its TCP ports: 'http', 'metrics'",
     )
-    assert "wanted: 'nope'" in of(one, text="kubernetes:llm/vllm:nope").refused[0]
+    assert "wanted: 'nope'" in report_of(one, text="kubernetes:llm/vllm:nope").refused[0]
     udp = a_slice("a", 1, endpoint("10.0.0.1"), ports=[{"port": 53, "protocol": "UDP"}])
-    assert up(of(udp)) == []
+    assert up(report_of(udp)) == []
 
 
 def test_ipv4_and_ipv6_addresses_are_taken_and_others_refused() -> None:
     six = a_slice("six", 1, endpoint("fd00::1"), kind="IPv6")
-    report = of(six, a_slice("four", 1, endpoint("10.0.0.1")), a_slice("empty", 1))
+    report = report_of(six, a_slice("four", 1, endpoint("10.0.0.1")), a_slice("empty", 1))
     assert up(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
-    report = of(six, a_slice("x", 1, endpoint("a.b"), kind="FQDN"))
+    report = report_of(six, a_slice("x", 1, endpoint("a.b"), kind="FQDN"))
     assert report.refused == ("slice 'x': addresses of type 'FQDN'; known: IPv4, IPv6",)
-    report = of(a_slice("x", 1, endpoint("10.0.0.1 evil"), endpoint("10.0.0.2")))
+    report = report_of(a_slice("x", 1, endpoint("10.0.0.1 evil"), endpoint("10.0.0.2")))
     assert up(report) == ["10.0.0.2:8000"]
     assert "10.0.0.1 evil" in report.refused[0]
 
 
 def test_https_workers_have_the_services_name_as_server_name() -> None:
-    report = of(a_slice("a", 1, endpoint("10.0.0.1")), text="kubernetes:llm/vllm,scheme=https")
+    report = report_of(
+        a_slice("a", 1, endpoint("10.0.0.1")), text="kubernetes:llm/vllm,scheme=https"
+    )
     assert report.workers is not None
     assert report.workers[0].spec.server_name == "vllm.llm.svc"
 
@@ -161,7 +163,7 @@ def test_events_lead_to_the_same_slices_as_a_fresh_list(history) -> None:
             if kind != "DELETED":
                 truth[name] = one
         assert slices.version == str(version)
-    assert set(up(workers_of(slices.by_name, spec()))) == set(up(of(*truth.values())))
+    assert set(up(workers_of(slices.by_name, spec()))) == set(up(report_of(*truth.values())))
 
 
 def test_an_expired_version_is_distinguished_from_other_errors() -> None:

@@ -23,7 +23,7 @@ from tests.router.waiting import until
 KIND = "inferenceobjectives"
 
 
-def found(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
+def priorities_of(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
     by_name = {
         one["metadata"]["name"]: msgspec.convert(one, InferenceObjective) for one in objectives
     }
@@ -31,7 +31,7 @@ def found(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[KubernetesApi, Following]]:
+async def pool_with_objectives() -> AsyncIterator[tuple[KubernetesApi, Following]]:
     """Yield an API server with a pool of one worker that is up and no objectives yet, and the
     reader of its reports.
     """
@@ -42,14 +42,14 @@ async def served() -> AsyncIterator[tuple[KubernetesApi, Following]]:
         yield api, one
 
 
-async def known(one: Following, **priorities: int) -> None:
+async def until_priorities(one: Following, **priorities: int) -> None:
     """Wait until a report without trouble has exactly these priorities, and the worker is up."""
     await one.until(lambda r: r.objectives == priorities and not r.trouble, f"{priorities}")
     assert one.believed() == ["10.0.0.1:8000"]
 
 
 def test_priorities_of_objectives_are_negated_and_default_to_0() -> None:
-    assert found(
+    assert priorities_of(
         objective("a", "chat", 10), objective("b", "chat", -3), objective("c", "chat")
     ) == (
         {"a": -10, "b": 3, "c": 0},
@@ -66,21 +66,21 @@ def test_only_objectives_of_the_pool_that_are_not_being_deleted_count() -> None:
         objective("service", "chat", 1, kind="Service"),
         {"metadata": {"name": "bare"}},
     )
-    assert found(*others, going) == ({}, "")
+    assert priorities_of(*others, going) == ({}, "")
     short = {"metadata": {"name": "short"}, "spec": {"poolRef": {"name": "chat"}}}
-    assert found(*others, short) == ({"short": 0}, "")
+    assert priorities_of(*others, short) == ({"short": 0}, "")
 
 
 def test_objectives_beyond_the_limits_are_left_out_and_reported() -> None:
     most = 999_999_999
-    kept, told = found(
+    kept, told = priorities_of(
         *(objective(f"n{n:04}", "chat", n) for n in range(MAX_OBJECTIVES)),
         *(objective(f"o{n}", "chat", n) for n in range(9)),
     )
     assert len(kept) == MAX_OBJECTIVES
     assert told.startswith("InferenceObjectives left out: 9; 'o0': at most 256 are taken; 'o1'")
     assert "'o5'" not in told
-    kept, told = found(
+    kept, told = priorities_of(
         objective("far", "chat", 10**30),
         objective("least", "chat", -most),
         objective("low", "chat", -most - 1),
@@ -94,18 +94,18 @@ def test_objectives_beyond_the_limits_are_left_out_and_reported() -> None:
 
 
 async def test_changes_and_deletions_of_objectives_are_followed() -> None:
-    async with served() as (api, one):
-        await known(one)
+    async with pool_with_objectives() as (api, one):
+        await until_priorities(one)
         await api.put(KIND, objective("urgent", "chat", 10))
         await api.put(KIND, objective("other", "embed", 7))
-        await known(one, urgent=-10)
+        await until_priorities(one, urgent=-10)
         await api.put(KIND, objective("urgent", "chat", 20))
         await api.put(KIND, objective("batch", "chat", -5))
-        await known(one, urgent=-20, batch=5)
+        await until_priorities(one, urgent=-20, batch=5)
         await api.put(KIND, objective("batch", "embed", -5))
-        await known(one, urgent=-20)
+        await until_priorities(one, urgent=-20)
         await api.delete(KIND, "urgent")
-        await known(one)
+        await until_priorities(one)
         assert api.lists(KIND) == 1
 
 
@@ -119,7 +119,7 @@ async def test_a_router_that_is_not_an_endpoint_picker_reads_no_objectives() -> 
 
 
 async def test_an_objective_left_out_is_reported_and_workers_stay() -> None:
-    async with served() as (api, one):
+    async with pool_with_objectives() as (api, one):
         await api.put(KIND, objective("far", "chat", 10**10))
         report = await one.until(lambda r: bool(r.refused))
         assert report.objectives == {}
@@ -144,7 +144,7 @@ async def test_a_missing_crd_is_logged_once_and_listed_again_later(monkeypatch, 
         )
         await api.put(KIND, objective("urgent", "chat", 10))
         api.illnesses.clear()
-        await known(one, urgent=-10)
+        await until_priorities(one, urgent=-10)
 
 
 @pytest.mark.parametrize(
@@ -159,45 +159,45 @@ async def test_workers_serve_while_objectives_cannot_be_read(illness, says) -> N
         await one.until(lambda r: says in r.trouble and bool(r.workers))
         assert one.believed() == ["10.0.0.1:8000"]
         api.illnesses.clear()
-        await known(one)
+        await until_priorities(one)
 
 
 async def test_an_invalid_objective_is_reported_and_the_last_priorities_stay() -> None:
-    async with served() as (api, one):
+    async with pool_with_objectives() as (api, one):
         await api.put(KIND, objective("urgent", "chat", 10))
-        await known(one, urgent=-10)
+        await until_priorities(one, urgent=-10)
         await api.put(KIND, objective("urgent", "chat", "much"))
         await one.until(lambda r: "no list of inferenceobjectives" in r.trouble)
         assert one.trust.objectives == {"urgent": -10}
         assert one.believed() == ["10.0.0.1:8000"]
         await api.put(KIND, objective("urgent", "chat", 11))
-        await known(one, urgent=-11)
+        await until_priorities(one, urgent=-11)
 
 
 @pytest.mark.parametrize("harm", ["end", "break", "expire", "garbage"])
 async def test_a_watch_that_ends_or_expires_loses_nothing(harm) -> None:
-    async with served() as (api, one):
+    async with pool_with_objectives() as (api, one):
         await api.put(KIND, objective("urgent", "chat", 10))
         await api.put(KIND, objective("batch", "chat", -5))
-        await known(one, urgent=-10, batch=5)
+        await until_priorities(one, urgent=-10, batch=5)
         await api.watching(KIND)
         await api.say(harm)
         await api.delete(KIND, "batch")
         await api.put(KIND, objective("urgent", "chat", 20))
-        await known(one, urgent=-20)
+        await until_priorities(one, urgent=-20)
         assert api.lists(KIND) == (2 if harm in ("expire", "garbage") else 1)
 
 
 async def test_objectives_stay_while_the_api_server_is_unreachable() -> None:
-    async with served() as (api, one):
+    async with pool_with_objectives() as (api, one):
         await api.put(KIND, objective("urgent", "chat", 10))
-        await known(one, urgent=-10)
+        await until_priorities(one, urgent=-10)
         await api.stop()
         await one.until(lambda r: bool(r.trouble))
         assert one.trust.objectives == {"urgent": -10}
         await api.delete(KIND, "urgent")
         await api.start()
-        await known(one)
+        await until_priorities(one)
         assert one.trust.objectives == {}
 
 

@@ -42,7 +42,7 @@ def terms(*ports: int) -> PoolTerms:
     return PoolTerms("app=vllm", ports or (8000,))
 
 
-def found(*pods: dict[str, Any], of: PoolTerms | None = None, text: str = "") -> Report:
+def report_of(*pods: dict[str, Any], of: PoolTerms | None = None, text: str = "") -> Report:
     by_name = {one["metadata"]["name"]: msgspec.convert(one, Pod) for one in pods}
     return workers_in(by_name, of or terms(), spec(f"inferencepool:llm/chat{text}"))[0]
 
@@ -52,14 +52,14 @@ def stopping(report: Report) -> list[str]:
     return hosts(one.spec.url for one in report.workers if one.stopping)
 
 
-def only(report: Report) -> WorkerSpec:
+def only_worker(report: Report) -> WorkerSpec:
     assert report.workers is not None
     (one,) = report.workers
     return one.spec
 
 
 def test_a_pod_is_a_worker_from_its_readiness_to_its_deletion() -> None:
-    report = found(
+    report = report_of(
         pod("ready", "10.0.0.1", MINE),
         pod("starting", "10.0.0.2", MINE, ready=False),
         pod("pending", None, MINE),
@@ -75,7 +75,7 @@ def test_a_pod_is_a_worker_from_its_readiness_to_its_deletion() -> None:
 
 def test_each_target_port_is_a_worker_unless_a_pod_limits_its_active_ports() -> None:
     new, old = "llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"
-    report = found(
+    report = report_of(
         pod("a", "10.0.0.1", MINE),
         pod("b", "10.0.0.2", MINE, notes={old: "8001, 9999,x"}),
         pod("c", "10.0.0.3", MINE, notes={new: "8000", old: "8001"}),
@@ -96,12 +96,14 @@ def test_each_target_port_is_a_worker_unless_a_pod_limits_its_active_ports() -> 
     ],
 )
 def test_the_role_comes_from_the_llm_d_label(label: str, role: str) -> None:
-    assert only(found(pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": label}))).role == role
+    assert (
+        only_worker(report_of(pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": label}))).role == role
+    )
 
 
 def test_a_pod_annotation_sets_options_and_event_ports_count_up_by_port() -> None:
     note = {"warmroute.io/worker": "kind=vllm,weight=2,events=tcp://*:5557,replay=tcp://*:5657"}
-    one = found(pod("a", "10.0.0.1", MINE, notes=note), of=terms(8000, 8001), text=",weight=3")
+    one = report_of(pod("a", "10.0.0.1", MINE, notes=note), of=terms(8000, 8001), text=",weight=3")
     first, second = one.workers or ()
     assert (first.spec.kind, first.spec.weight, first.spec.rank) == ("vllm", 2.0, None)
     assert (first.spec.events, first.spec.replay) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657")
@@ -109,7 +111,7 @@ def test_a_pod_annotation_sets_options_and_event_ports_count_up_by_port() -> Non
         "tcp://10.0.0.1:5558",
         "tcp://10.0.0.1:5658",
     )
-    six = only(found(pod("a", "fd00::1", MINE, notes=note)))
+    six = only_worker(report_of(pod("a", "fd00::1", MINE, notes=note)))
     assert (six.url, six.events) == ("http://[fd00::1]:8000", "tcp://[fd00::1]:5557")
 
 
@@ -130,7 +132,7 @@ def test_a_pod_annotation_sets_options_and_event_ports_count_up_by_port() -> Non
 )
 def test_a_pod_with_an_invalid_annotation_is_left_out_and_reported(note, says) -> None:
     bad = pod("bad", "10.0.0.1", MINE, notes={"warmroute.io/worker": note})
-    report = found(bad, pod("good", "10.0.0.2", MINE))
+    report = report_of(bad, pod("good", "10.0.0.2", MINE))
     assert up(report) == ["10.0.0.2:8000"]
     (refused,) = report.refused
     assert refused.startswith("pod 'bad': ")
@@ -138,7 +140,7 @@ def test_a_pod_with_an_invalid_annotation_is_left_out_and_reported(note, says) -
 
 
 def test_an_unknown_role_and_an_invalid_address_are_reported() -> None:
-    report = found(
+    report = report_of(
         pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": "encode"}), pod("b", "evil,x=1", MINE)
     )
     assert up(report) == []
@@ -428,7 +430,7 @@ _STEPS = st.one_of(
 )
 
 
-async def _do(api: KubernetesApi, one: Following, step: tuple[Any, ...]) -> None:
+async def _apply_step(api: KubernetesApi, one: Following, step: tuple[Any, ...]) -> None:
     match step:
         case ("pod", name, address, labels, state, active):
             notes = None if active is None else {"llm-d.ai/active-ports": active}
@@ -448,10 +450,10 @@ async def _do(api: KubernetesApi, one: Following, step: tuple[Any, ...]) -> None
         case ("say", what):
             await api.say(what)
         case ("settle",):
-            await _settled(api, one)
+            await _check_settled(api, one)
 
 
-def _truth(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
+def _expected_workers(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
     """Return the workers that are ready, not ready, and stopping, by a plain reading of all
     objects.
     """
@@ -479,11 +481,11 @@ def _truth(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]:
     return ready, unready, leaving
 
 
-async def _settled(api: KubernetesApi, one: Following) -> None:
+async def _check_settled(api: KubernetesApi, one: Following) -> None:
     """Wait until the source reports the API server's state; then check that the trusted workers
     follow from it.
     """
-    ready, unready, leaving = _truth(api)
+    ready, unready, leaving = _expected_workers(api)
     there = "chat" in api.objects("inferencepools")
     said = "" if there else "no InferencePool llm/chat"
 
@@ -505,6 +507,6 @@ def test_after_any_history_the_workers_equal_those_of_the_api_server(history) ->
     async def play() -> None:
         async with following() as (api, one):
             for step in [("pool", MINE, 1), *history, ("settle",)]:
-                await _do(api, one, step)
+                await _apply_step(api, one, step)
 
     asyncio.run(play())

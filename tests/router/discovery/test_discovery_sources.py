@@ -20,7 +20,7 @@ from router.fleet.sources import Report, Source
 LOOK_S = 0.01
 
 
-async def told(source: Source) -> AsyncIterator[Report]:
+async def reports_of(source: Source) -> AsyncIterator[Report]:
     """Yield the reports of a source; each must come within ten seconds."""
     async with aclosing(source.reports()) as reports:  # type: ignore[type-var]
         while True:
@@ -51,7 +51,7 @@ def replace_with(path: Path, text: str) -> None:
 )
 async def test_workers_are_read_from_each_file_format(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    report = await anext(told(FileSource(tmp_path / name)))
+    report = await anext(reports_of(FileSource(tmp_path / name)))
     assert report.workers is not None
     assert [str(one.spec) for one in report.workers] == ["http://a", "http://b,weight=2"]
 
@@ -77,7 +77,7 @@ async def test_the_report_of_an_invalid_file_has_the_reason(
     tmp_path: Path, name: str, text: str, says: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    report = await anext(told(FileSource(tmp_path / name)))
+    report = await anext(reports_of(FileSource(tmp_path / name)))
     assert report.workers is None
     assert says in report.trouble
     assert "secret" not in report.trouble
@@ -85,14 +85,14 @@ async def test_the_report_of_an_invalid_file_has_the_reason(
 
 async def test_a_file_that_is_not_utf_8_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_bytes(b"http://a\n\xff\n")
-    report = await anext(told(FileSource(tmp_path / "w.txt")))
+    report = await anext(reports_of(FileSource(tmp_path / "w.txt")))
     assert report.workers is None
     assert report.trouble.startswith("not text: 'utf-8' codec")
 
 
 async def test_a_file_is_followed_when_it_is_replaced_deleted_or_broken(tmp_path: Path) -> None:
     path = tmp_path / "w.txt"
-    reports = told(FileSource(path, LOOK_S))
+    reports = reports_of(FileSource(path, LOOK_S))
     assert "cannot be read: No such file" in (await anext(reports)).trouble
     replace_with(path, "http://a\n")
     assert urls(await anext(reports)) == ["http://a"]
@@ -113,7 +113,7 @@ async def test_a_file_is_read_only_when_it_is_no_longer_being_written(tmp_path: 
     path = tmp_path / "w.txt"
     path.write_text("http://a\n")
     source = FileSource(path, look_s=0.05)
-    reports = told(source)
+    reports = reports_of(source)
     assert urls(await anext(reports)) == ["http://a"]
     next_one = asyncio.ensure_future(anext(reports))
     with path.open("w") as file:
@@ -131,7 +131,7 @@ def dns(text: str, **options: Any) -> DnsSource:
     return DnsSource(spec, **options)
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int]]:
+def set_dns_answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int]]:
     """Make the system's resolver give these answers one after another, and the last one from then
     on.
     """
@@ -152,8 +152,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[tuple[str, int
 async def test_each_address_of_a_dns_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     no_name = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     hosts = ["10.0.0.2", "10.0.0.1", "10.0.0.2", "fd00::1"]
-    asked = answers(monkeypatch, hosts, no_name, ["10.0.0.3"])
-    reports = told(dns("dns:pool:81,every=0.1,weight=2"))
+    asked = set_dns_answers(monkeypatch, hosts, no_name, ["10.0.0.3"])
+    reports = reports_of(dns("dns:pool:81,every=0.1,weight=2"))
     first = await anext(reports)
     assert urls(first) == ["http://10.0.0.1:81", "http://10.0.0.2:81", "http://[fd00::1]:81"]
     assert first.workers is not None
@@ -166,17 +166,17 @@ async def test_each_address_of_a_dns_name_is_a_worker(monkeypatch: pytest.Monkey
 
 
 async def test_an_invalid_address_is_refused_and_shown_in_the_report(monkeypatch) -> None:
-    answers(monkeypatch, ["10.0.0.1", "fe80::1%bad zone"])
-    report = await anext(told(dns("dns:pool:81")))
+    set_dns_answers(monkeypatch, ["10.0.0.1", "fe80::1%bad zone"])
+    report = await anext(reports_of(dns("dns:pool:81")))
     assert urls(report) == ["http://10.0.0.1:81"]
     assert len(report.refused) == 1
     assert report.refused[0].startswith("fe80::1%bad zone: ")
 
 
 async def test_names_are_resolved_by_the_system_resolver() -> None:
-    report = await anext(told(dns("dns:localhost:81")))
+    report = await anext(reports_of(dns("dns:localhost:81")))
     assert "http://127.0.0.1:81" in urls(report)
-    report = await anext(told(dns("dns:nobody.invalid:81")))
+    report = await anext(reports_of(dns("dns:nobody.invalid:81")))
     assert report.workers is None
     assert "nobody.invalid does not resolve" in report.trouble
 
@@ -191,7 +191,7 @@ async def test_a_hanging_resolver_gets_only_one_query(monkeypatch: pytest.Monkey
         return await answer
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", hangs, raising=False)
-    reports = told(dns("dns:pool:81,every=0.1", answer_s=0.02))
+    reports = reports_of(dns("dns:pool:81,every=0.1", answer_s=0.02))
     for _ in range(3):
         assert (await anext(reports)).trouble == "pool: no answer from DNS in 0.02 s"
     answer.set_result([(2, 1, 6, "", ("10.0.0.1", 81))])

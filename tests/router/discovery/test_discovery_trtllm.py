@@ -168,7 +168,7 @@ def test_an_invalid_announcement_is_refused_with_its_reason(tmp_path: Path) -> N
 
 
 @dataclass
-class Joining:
+class StoreSource:
     """A source whose store listens for announcements, and its latest report. Lifetime: test."""
 
     url: str
@@ -203,7 +203,7 @@ class Joining:
 
 
 @asynccontextmanager
-async def joining(tmp_path: Path, **options: Any) -> AsyncIterator[Joining]:
+async def store_source(tmp_path: Path, **options: Any) -> AsyncIterator[StoreSource]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -211,7 +211,7 @@ async def joining(tmp_path: Path, **options: Any) -> AsyncIterator[Joining]:
     text = f"disagg_cluster: {{{uri}, cluster_name: blue, minimal_instances: {{}}}}\n"
     spec = spec_in(tmp_path, text, **options)
     async with aiohttp.ClientSession() as http:
-        one = Joining(f"http://127.0.0.1:{port}", http)
+        one = StoreSource(f"http://127.0.0.1:{port}", http)
 
         async def listen() -> None:
             source = TrtllmSource(spec, lambda: one.now_s)
@@ -229,7 +229,7 @@ async def joining(tmp_path: Path, **options: Any) -> AsyncIterator[Joining]:
 
 
 async def test_workers_join_and_leave_through_the_store(tmp_path: Path) -> None:
-    async with joining(tmp_path) as one:
+    async with store_source(tmp_path) as one:
         first = await one.join(8001, 0)
         await one.join(8003, 1, ttl=30)
         await one.until(("8001", "prefill"), ("8003", "decode"))
@@ -252,7 +252,7 @@ async def test_workers_join_and_leave_through_the_store(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_deletes_its_key_is_reported_as_stopping(tmp_path: Path) -> None:
-    async with joining(tmp_path) as one:
+    async with store_source(tmp_path) as one:
         key = await one.join(8001, 0)
         await one.until(("8001", "prefill"))
         assert await one.call("DELETE", "/delete", params={"key": key}) == (200, {"result": True})
@@ -262,7 +262,7 @@ async def test_a_worker_that_deletes_its_key_is_reported_as_stopping(tmp_path: P
 
 async def test_a_store_with_a_token_requires_it(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
-    async with joining(tmp_path, token_file=str(tmp_path / "token")) as one:
+    async with store_source(tmp_path, token_file=str(tmp_path / "token")) as one:
         assert (await one.call("GET", "/cluster_info"))[0] == 403
         for token, status in (("abd", 403), ("abc", 200)):
             headers = {"Authorization": f"Bearer {token}"}
@@ -285,7 +285,7 @@ async def test_a_store_with_a_token_requires_it(tmp_path: Path) -> None:
 async def test_the_store_refuses_invalid_requests(
     tmp_path: Path, method: str, path: str, options: dict[str, Any], status: int
 ) -> None:
-    async with joining(tmp_path) as one:
+    async with store_source(tmp_path) as one:
         assert (await one.call(method, path, **options))[0] == status
 
 

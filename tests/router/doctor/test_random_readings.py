@@ -114,12 +114,12 @@ FACTS = st.fixed_dictionaries(
 )
 
 
-def of_engine(gauges: dict[str, Any]) -> list[str]:
+def gauge_pages(gauges: dict[str, Any]) -> list[str]:
     """Return metrics pages of the engine `m` with these gauges."""
     return trt("m", **gauges)
 
 
-def checked(evidence: Evidence) -> None:
+def check_report(evidence: Evidence) -> None:
     """Run the doctor on the evidence and check the properties of any report."""
     findings = judge(evidence)
     report = DoctorReport(evidence, findings, 10.0)
@@ -136,11 +136,11 @@ def checked(evidence: Evidence) -> None:
 def test_random_triton_readings_give_printable_findings(data: st.DataObject) -> None:
     def one(url: str) -> Any:
         made = config("m", **data.draw(CONFIGS))
-        gauges = data.draw(st.one_of(st.just(""), st.builds(of_engine, GAUGES)))
+        gauges = data.draw(st.one_of(st.just(""), st.builds(gauge_pages, GAUGES)))
         return triton([made], data.draw(FIGURES), gauges=gauges, url=url)
 
     count = data.draw(st.integers(1, 3))
-    checked(pool(*(one(url) for url in URLS[:count]), **data.draw(FACTS)))
+    check_report(pool(*(one(url) for url in URLS[:count]), **data.draw(FACTS)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -166,7 +166,7 @@ def test_random_readings_of_other_engines_give_printable_findings(data: st.DataO
         lines = [f"{name} {data.draw(SMALL)}" for name in names]
         pages.append("\n".join([*lines, f"{share} {data.draw(SHARE)}", ""]))
     told = data.draw(st.sampled_from([{}, {"max_running_requests": "4"}]))
-    checked(pool(plain(kind, pages, **told), **data.draw(FACTS)))
+    check_report(pool(plain(kind, pages, **told), **data.draw(FACTS)))
 
 
 def test_token_counts_from_before_the_observation_are_not_counted() -> None:

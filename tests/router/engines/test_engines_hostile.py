@@ -43,7 +43,7 @@ ODD = st.one_of(
 
 
 @st.composite
-def hostile(draw: st.DrawFn) -> Pages:
+def changed_engine(draw: st.DrawFn) -> Pages:
     """Draw an engine of which one page is changed: a value in its JSON, or its bytes."""
     pages = dict(draw(st.sampled_from(ENGINES)))
     path = draw(st.sampled_from(sorted(pages)))
@@ -69,7 +69,7 @@ def _changed(draw: st.DrawFn, value: Any) -> Any:
     return draw(ODD)
 
 
-async def meet(pages: Pages) -> None:
+async def check_recognition(pages: Pages) -> None:
     async with engine(pages) as url, aiohttp.ClientSession() as http:
         try:
             one = await recognize(http, parse_worker_spec(url), 5.0)
@@ -93,6 +93,6 @@ async def meet(pages: Pages) -> None:
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(hostile())
+@given(changed_engine())
 def test_an_engine_with_one_bad_page_is_recognized_or_refused_with_a_reason(pages: Pages) -> None:
-    asyncio.run(meet(pages))
+    asyncio.run(check_recognition(pages))

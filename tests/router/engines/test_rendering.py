@@ -15,7 +15,7 @@ CHAT = b'{"model":"m","messages":[{"role":"user","content":"a"}]}'
 TEXT = b'{"model":"m","prompt":"a"}'
 
 
-def answering(pages: dict[str, Any], asked: list[tuple[str, bytes]]) -> Post:
+def post_function(pages: dict[str, Any], asked: list[tuple[str, bytes]]) -> Post:
     async def post(path: str, body: bytes) -> bytes:
         asked.append((path, body))
         page = pages[path]
@@ -28,7 +28,7 @@ async def rendered(
     way: RenderWay, pages: dict[str, Any], path: str = CHATS, body: bytes = CHAT
 ) -> tuple[list[list[int]], list[tuple[str, bytes]]]:
     asked: list[tuple[str, bytes]] = []
-    found = await way.render(answering(pages, asked), path, body)
+    found = await way.render(post_function(pages, asked), path, body)
     return [one.ids.tolist() for one in found], asked
 
 
@@ -49,7 +49,7 @@ async def test_media_are_returned_in_the_order_of_their_positions() -> None:
         },
     }
     page = {f"{CHATS}/render": {"token_ids": [9] * 8, "features": features}}
-    (one,) = await VllmRender().render(answering(page, []), CHATS, CHAT)
+    (one,) = await VllmRender().render(post_function(page, []), CHATS, CHAT)
     assert list(one.media) == [("a", 0, 1), ("c", 2, 3), ("b", 5, 2)]
 
 

@@ -40,20 +40,20 @@ class Reader:
         await self.messages.join()
 
 
-async def emptied(seat: ReaderQueue) -> None:
+async def receive_until_error(seat: ReaderQueue) -> None:
     while True:
         await seat.receive()
 
 
-def never() -> None:
+def fail_if_dropped() -> None:
     raise AssertionError("there was room")
 
 
 async def test_each_feed_gets_its_own_messages() -> None:
     hubs, reader = SharedReaders(), Reader()
     async with (
-        hubs.joined(ADDRESS, "a", 5, never, reader.read) as a,
-        hubs.joined(ADDRESS, "b", 5, never, reader.read) as b,
+        hubs.joined(ADDRESS, "a", 5, fail_if_dropped, reader.read) as a,
+        hubs.joined(ADDRESS, "b", 5, fail_if_dropped, reader.read) as b,
     ):
         await reader.give("a", 1, 2)
         await reader.give("b", 3)
@@ -66,7 +66,7 @@ async def test_a_slow_feed_drops_messages_above_its_limit_and_delays_no_other() 
     hubs, reader, dropped = SharedReaders(), Reader(), []
     async with (
         hubs.joined(ADDRESS, "slow", 2, lambda: dropped.append(1), reader.read) as slow,
-        hubs.joined(ADDRESS, "quick", 2, never, reader.read) as quick,
+        hubs.joined(ADDRESS, "quick", 2, fail_if_dropped, reader.read) as quick,
     ):
         await reader.give("slow", *range(5))
         await reader.give("quick", "x")
@@ -79,7 +79,7 @@ async def test_unassigned_messages_are_logged_at_powers_of_two(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hubs, reader = SharedReaders(), Reader()
-    async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+    async with hubs.joined(ADDRESS, "a", 5, fail_if_dropped, reader.read):
         await reader.give("b" * 500, *range(9))
     told = [record.getMessage() for record in caplog.records]
     assert [line.split()[1] for line in told] == ["1", "2", "4", "8"]
@@ -91,12 +91,12 @@ async def test_a_failed_reader_ends_its_feeds_and_the_next_feed_starts_a_new_one
     waiting: int,
 ) -> None:
     hubs, reader = SharedReaders(), Reader()
-    async with hubs.joined(ADDRESS, "a", 2, never, reader.read) as seat:
+    async with hubs.joined(ADDRESS, "a", 2, fail_if_dropped, reader.read) as seat:
         await reader.give("a", *range(waiting))
         reader.messages.put_nowait(OSError("broken on purpose"))
         with pytest.raises(OSError, match="broken on purpose"):
-            await emptied(seat)
-        async with hubs.joined(ADDRESS, "a", 2, never, reader.read) as again:
+            await receive_until_error(seat)
+        async with hubs.joined(ADDRESS, "a", 2, fail_if_dropped, reader.read) as again:
             reader.messages.put_nowait(("a", 7))
             assert await again.receive() == 7
     assert reader.started == 2
@@ -105,11 +105,11 @@ async def test_a_failed_reader_ends_its_feeds_and_the_next_feed_starts_a_new_one
 
 async def test_two_feeds_cannot_share_a_topic() -> None:
     hubs, reader = SharedReaders(), Reader()
-    async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+    async with hubs.joined(ADDRESS, "a", 5, fail_if_dropped, reader.read):
         with pytest.raises(ValueError, match=f"two workers take the events of 'a' at {ADDRESS}"):
-            async with hubs.joined(ADDRESS, "a", 5, never, reader.read):
+            async with hubs.joined(ADDRESS, "a", 5, fail_if_dropped, reader.read):
                 pass
-        async with hubs.joined("ipc:///elsewhere", "a", 5, never, reader.read):
+        async with hubs.joined("ipc:///elsewhere", "a", 5, fail_if_dropped, reader.read):
             assert len(hubs) == 2
 
 
@@ -118,6 +118,6 @@ async def test_a_reader_that_returns_makes_receive_fail() -> None:
         return
 
     hubs = SharedReaders()
-    async with hubs.joined(ADDRESS, "a", 5, never, nothing) as seat:
+    async with hubs.joined(ADDRESS, "a", 5, fail_if_dropped, nothing) as seat:
         with pytest.raises(RuntimeError, match="nobody reads"):
             await seat.receive()

@@ -16,7 +16,7 @@ from tests.router.events.feed_support import line, until
 GOOD = {"type": "BlockStored", "block_size": BLOCK, "medium": "GPU"}
 
 
-def good(block: int) -> dict[str, Any]:
+def store_event(block: int) -> dict[str, Any]:
     event = stored([block])
     told = {"block_hashes": list(event.hashes), "parent_block_hash": event.parent}
     return GOOD | told | {"token_ids": list(event.tokens)}
@@ -36,24 +36,24 @@ BAD: dict[str, tuple[Any, str]] = {
     "too few names": (GOOD | {"block_hashes": [], "token_ids": IDS}, "token_count"),
     "unknown type": (GOOD | {"type": "BlockMoved", "block_hashes": [99]}, "unknown_type"),
     "no fields": (["BlockStored"], "bad_hashes"),
-    "both forms": (["BlockStored", good(99)], "bad_hashes"),
+    "both forms": (["BlockStored", store_event(99)], "bad_hashes"),
     "name as text": (GOOD | {"block_hashes": ["99"], "token_ids": IDS}, "bad_hashes"),
     "junk": ([[[[{}]]], {1: [2.5]}, b""], "unknown_type"),
     "no event": (7, "unknown_type"),
-    "medium as list": (good(99) | {"medium": ["GPU"]}, "unknown_medium"),
-    "medium unknown": (good(99) | {"medium": "TAPE"}, "unknown_medium"),
-    "adapter as map": (good(99) | {"lora_name": {"a": 1}}, "bad_field"),
-    "absurd size": (good(99) | {"block_size": 10**12}, "bad_block_size"),
-    "negative size": (good(99) | {"block_size": -BLOCK}, "bad_block_size"),
+    "medium as list": (store_event(99) | {"medium": ["GPU"]}, "unknown_medium"),
+    "medium unknown": (store_event(99) | {"medium": "TAPE"}, "unknown_medium"),
+    "adapter as map": (store_event(99) | {"lora_name": {"a": 1}}, "bad_field"),
+    "absurd size": (store_event(99) | {"block_size": 10**12}, "bad_block_size"),
+    "negative size": (store_event(99) | {"block_size": -BLOCK}, "bad_block_size"),
     "removal without names": ({"type": "BlockRemoved", "medium": "GPU"}, "bad_hashes"),
-    "no UTF-8": (good(99) | {"lora_name": "XYZ"}, "bad_field"),
+    "no UTF-8": (store_event(99) | {"lora_name": "XYZ"}, "bad_field"),
 }
 WIDE = GOOD | {"block_hashes": [98], "token_ids": [2**62 + 10**6] * BLOCK}
 
 
 def batch(bad: Any) -> bytes:
     """Return a batch of twenty events, the tenth of which is `bad`."""
-    events = [good(block) for block in range(100, 119)]
+    events = [store_event(block) for block in range(100, 119)]
     events.insert(9, bad)
     return msgspec.msgpack.encode([0.0, events, 0]).replace(b"XYZ", b"X\xffZ")
 
@@ -87,8 +87,8 @@ async def test_each_unknown_medium_is_logged_once(caplog: pytest.LogCaptureFixtu
         await one.subscribed()
         await one.settled()
         held, seq = one.kv.resident_blocks, one.publisher.next_seq
-        events = [good(99 + i) | {"medium": medium} for i, medium in enumerate(media)]
-        for payload in (events, [good(98) | {"medium": "TIER9"}]):
+        events = [store_event(99 + i) | {"medium": medium} for i, medium in enumerate(media)]
+        for payload in (events, [store_event(98) | {"medium": "TIER9"}]):
             one.publisher.others[seq] = msgspec.msgpack.encode([0.0, payload, 0])
             seq += 1
             await one.publisher.publish()

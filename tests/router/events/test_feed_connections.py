@@ -30,21 +30,21 @@ from tests.router.events.feed_wire import Publisher, Rig, followed, publisher, r
 
 
 @pytest.fixture(autouse=True)
-def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def reconnect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_feed_module, "_BETWEEN_CONNECTIONS_S", 0.0)
 
 
-async def gone_and_back(one: Rig, engine: Publisher) -> None:
+async def reconnect(one: Rig, engine: Publisher) -> None:
     """Close the engine's live socket, and open another one at the same address."""
     engine.pub.close(linger=0)
     engine.pub = one.context.socket(zmq.XPUB)
     engine.pub.setsockopt(zmq.LINGER, 0)
 
-    await until(lambda: is_bound(engine.pub, engine.live), lambda: f"{engine.live} to be free")
+    await until(lambda: bind_if_free(engine.pub, engine.live), lambda: f"{engine.live} to be free")
     await engine.heard()
 
 
-def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
+def bind_if_free(pub: zmq.asyncio.Socket, live: str) -> bool:
     """Bind the socket if the address is free; return whether it was."""
     try:
         pub.bind(live)
@@ -54,7 +54,7 @@ def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
 
 
 @asynccontextmanager
-async def following_four() -> AsyncIterator[tuple[Rig, Publisher]]:
+async def feed_with_four_batches() -> AsyncIterator[tuple[Rig, Publisher]]:
     """Yield a feed and its publisher, four batches of which are known."""
     async with followed(subscribed_s=0.01) as (one, engine, _):
         for seq in range(4):
@@ -65,9 +65,9 @@ async def following_four() -> AsyncIterator[tuple[Rig, Publisher]]:
 
 @pytest.mark.parametrize("batches", [2, 4, 5, 9], ids=["fewer", "as many", "one more", "more"])
 async def test_another_publisher_is_noticed_although_it_publishes_nothing(batches: int) -> None:
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         engine.kept = {seq: payload(20 + seq) for seq in range(batches)}
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         new = range(20, 20 + batches)
         await until(lambda: one.kv().known and holds(one, new), lambda: "the new one's cache")
         assert not any(holds(one, [n]) for n in range(4))
@@ -75,9 +75,9 @@ async def test_another_publisher_is_noticed_although_it_publishes_nothing(batche
 
 
 async def test_another_publisher_with_the_next_batch_number_is_noticed() -> None:
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         engine.kept = {seq: payload(20 + seq) for seq in range(4)}
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         await engine.send(4, payload(24))
         await until(
             lambda: one.kv().known and holds(one, range(20, 25)), lambda: "the new one's cache"
@@ -86,19 +86,19 @@ async def test_another_publisher_with_the_next_batch_number_is_noticed() -> None
 
 
 async def test_another_publisher_without_batches_has_an_empty_cache() -> None:
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         engine.kept = {}
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         await until(lambda: one.kv().counters.restarts == 1, lambda: "it to be noticed")
         await until(lambda: one.kv().known, lambda: "it to be known")
         assert one.kv().resident_blocks == 0
 
 
 async def test_batches_published_during_a_lost_connection_are_replayed() -> None:
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         engine.pub.close(linger=0)
         engine.kept |= {seq: payload(seq) for seq in range(4, 7)}
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         await until_known(one, 7)
         assert one.kv().counters.restarts == 0
 
@@ -119,7 +119,7 @@ def test_tcp_keepalive_is_on_to_notice_a_lost_machine() -> None:
 async def test_the_cache_is_unknown_while_the_connection_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         feed = one.feeds[0]
         engine.pub.close(linger=0)
         await until(lambda: not one.kv().known, lambda: "the loss to be noticed")
@@ -132,7 +132,7 @@ async def test_the_cache_is_unknown_while_the_connection_is_lost(
         await until(lambda: isinstance(one.told[-1], KvHeard), lambda: "its end")
         assert not one.kv().known
         engine.kept |= {4: payload(4)}
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         await until_known(one, 5)
         assert feed.counters.heard
 
@@ -143,7 +143,7 @@ async def test_a_batch_queued_before_the_connection_loss_proves_nothing(
     """A batch that waited in the router's queue when the connection was lost proves nothing: it has
     the next number, but it is delivered after the loss is noticed.
     """
-    async with following_four() as (one, engine):
+    async with feed_with_four_batches() as (one, engine):
         slowly = asyncio.Event()
 
         async def waits(_: LoopYield) -> None:
@@ -170,7 +170,7 @@ async def test_without_a_replay_the_next_number_proves_nothing() -> None:
             await until(lambda one=one: one.kv().known, lambda: "its first batch")
             engine.pub.close(linger=0)
             await until(lambda one=one: not one.kv().known, lambda: "the loss")
-            await gone_and_back(one, engine)
+            await reconnect(one, engine)
             await until(lambda feed=feed: feed.counters.heard, lambda: "it to be back")
             assert not one.kv().known
             await engine.send(1 + missed, payload(1))
@@ -183,11 +183,11 @@ async def test_without_a_replay_the_next_number_proves_nothing() -> None:
 async def test_without_a_replay_an_unchanged_process_start_proves_no_restart() -> None:
     for later, known in ((0.0, True), (5.0, False)):
         async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
-            tell = partial(report, one)
+            tell = partial(report_process_start, one)
             tell(1_000.0)
             await engine.send(0, payload(0))
             await until(lambda one=one: one.kv().known, lambda: "its first batch")
-            await gone_and_back(one, engine)
+            await reconnect(one, engine)
             await until(lambda one=one: one.kv().severed, lambda: "its return")
             tell(1_000.0 + later)  # may have been asked for before
             await engine.send(1, payload(1))
@@ -198,7 +198,7 @@ async def test_without_a_replay_an_unchanged_process_start_proves_no_restart() -
             assert feed.counters.disconnects == 1
 
 
-def report(one: Rig, started_s: float) -> None:
+def report_process_start(one: Rig, started_s: float) -> None:
     one.world.core.on_load_report(LoadReport(0.0, 0, 0, 0, math.nan, started_s=started_s))
 
 
@@ -214,7 +214,7 @@ async def test_a_snapshot_alone_restores_the_cache_after_a_connection_loss() -> 
         one.publisher.next_seq = 1  # another life, which has published less
         one.publisher.others[0] = encode_batch(9.0, [wire(stored([0]))])
         one.publisher.pub = context.socket(zmq.PUB)
-        await until(lambda: is_bound(one.publisher.pub, live), lambda: f"{live} to be free")
+        await until(lambda: bind_if_free(one.publisher.pub, live), lambda: f"{live} to be free")
         await until(lambda: one.publisher.snapshots > taken, lambda: "the question")
         await until(lambda: one.kv.known and one.kv.resident_blocks == 1, lambda: "its cache")
 
@@ -240,7 +240,7 @@ async def test_without_a_replay_a_reconnect_forgets_no_block() -> None:
         await engine.send(0, payload(0))
         await until(lambda: holds(one, [0]), lambda: "the block")
         await until(lambda: feed.counters.failed_syncs == 2, lambda: "the second look")
-        await gone_and_back(one, engine)
+        await reconnect(one, engine)
         await engine.send(1, payload(1))
         await one.until_seq(1)
         assert holds(one, [0, 1])

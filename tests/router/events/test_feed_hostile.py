@@ -89,7 +89,7 @@ async def test_waiting_batches_are_limited_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog_module, "MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(Publisher, "answer", never)
+    monkeypatch.setattr(Publisher, "answer", never_answer)
     async with (
         rig(timeout_s=60.0) as one,
         publisher(one.context) as engine,
@@ -103,7 +103,7 @@ async def test_waiting_batches_are_limited_in_bytes(
         assert one.kv().counters.dropped_batches == 30
 
 
-async def never(engine: Publisher) -> None:
+async def never_answer(engine: Publisher) -> None:
     await asyncio.Event().wait()
 
 

@@ -123,7 +123,7 @@ async def test_a_restart_with_lost_first_batches_is_noticed_by_batch_numbers() -
 
 
 @dataclass
-class Held:
+class PausedReplay:
     """A publisher whose replay stops after each batch until the test lets it continue."""
 
     engine: Publisher
@@ -146,7 +146,9 @@ async def test_live_batches_between_those_of_a_replay_are_put_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go = asyncio.Semaphore(0)
-    monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
+    monkeypatch.setattr(
+        Publisher, "answer", lambda engine: answer_forever(PausedReplay(engine, go))
+    )
     async with rig(timeout_s=5.0) as one, publisher(one.context) as engine:
         for seq in range(3):
             await engine.send(seq, payload(seq), lost=True)
@@ -166,7 +168,7 @@ async def test_live_batches_between_those_of_a_replay_are_put_in_order(
             await until(lambda: holds(one, range(3, 5)), lambda: "the live ones")
 
 
-async def endless(held: Held) -> None:
+async def answer_forever(held: PausedReplay) -> None:
     while True:
         await held.answer()
 
@@ -236,7 +238,9 @@ async def test_a_slow_replay_has_a_total_time_limit(
     """
     monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.2)
     go = asyncio.Semaphore(2)
-    monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
+    monkeypatch.setattr(
+        Publisher, "answer", lambda engine: answer_forever(PausedReplay(engine, go))
+    )
     async with rig(timeout_s=5.0) as one, publisher(one.context) as engine:
         for seq in range(5):
             await engine.send(seq, payload(seq), lost=True)
@@ -263,7 +267,9 @@ async def test_the_cache_is_known_at_the_replays_end_without_a_second_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go = asyncio.Semaphore(2)
-    monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
+    monkeypatch.setattr(
+        Publisher, "answer", lambda engine: answer_forever(PausedReplay(engine, go))
+    )
     async with rig(timeout_s=5.0, subscribed_s=0.01) as one, publisher(one.context) as engine:
         for seq in range(5):
             await engine.send(seq, payload(seq), lost=True)

@@ -46,7 +46,7 @@ PROOF_UNANSWERED = [
 ]
 
 
-async def recovered(history: list, snapshot: bool, buffer: int) -> None:
+async def check_recovery(history: list, snapshot: bool, buffer: int) -> None:
     one = Recovery(snapshot, buffer)
     try:
         for name, *what in history:
@@ -77,7 +77,7 @@ async def recovered(history: list, snapshot: bool, buffer: int) -> None:
 @example(history=OF_NO_USE)
 @example(history=PROOF_UNANSWERED)
 def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: list) -> None:
-    asyncio.run(recovered(history, snapshot=True, buffer=BUFFER))
+    asyncio.run(check_recovery(history, snapshot=True, buffer=BUFFER))
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -85,10 +85,10 @@ def test_a_worker_with_a_snapshot_becomes_exact_with_the_next_batch(history: lis
 def test_a_worker_without_snapshots_is_a_lower_bound_until_its_cache_turns_over(
     history: list,
 ) -> None:
-    asyncio.run(recovered(history, snapshot=False, buffer=0))
+    asyncio.run(check_recovery(history, snapshot=False, buffer=0))
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(history=steps(WHOLE))
 def test_a_worker_with_complete_replays_becomes_exact(history: list) -> None:
-    asyncio.run(recovered(history, snapshot=False, buffer=10_000))
+    asyncio.run(check_recovery(history, snapshot=False, buffer=10_000))

@@ -340,10 +340,10 @@ def test_the_rate_of_requests_never_exceeds_slow_start(
 @patient
 @given(data=st.data())
 def test_every_request_ends_once_and_no_limit_is_exceeded(data: st.DataObject) -> None:
-    asyncio.run(_some_story(data))
+    asyncio.run(_play_random_history(data))
 
 
-async def _some_story(data: st.DataObject) -> None:
+async def _play_random_history(data: st.DataObject) -> None:
     world = WaitWorld(TERMS)
     for _ in range(data.draw(st.integers(1, 40))):
         match data.draw(st.integers(0, 4)):

@@ -62,7 +62,7 @@ def test_a_404_for_a_path_with_escapes_is_not_a_missing_path(escaped: bool) -> N
     assert (outcome.error is None) == escaped == (client.body == body)
 
 
-def asking(world: World, needs: str | None, **fields: Any) -> Any:
+def arrive(world: World, needs: str | None, **fields: Any) -> Any:
     arrival = dataclasses.replace(world.arrival([1]), needs=needs, **fields)
     (action,) = world.core.on_arrival(arrival)
     return action
@@ -73,13 +73,13 @@ def test_a_request_bound_to_a_worker_goes_to_no_other_worker() -> None:
     world.join(0)
     world.join(1)
     for only in (0, 1, 0):
-        action = asking(world, None, only=only)
+        action = arrive(world, None, only=only)
         assert isinstance(action, Dispatch)
         assert action.worker_id == only
         failed = Failure(0.0, action.request_id, "worker", retry=True)
         (refused,) = world.core.on_failure(failed)
         assert isinstance(refused, Reject), "another one knows nothing of it"
-    refused = asking(world, None, only=7)
+    refused = arrive(world, None, only=7)
     assert isinstance(refused, Reject)
     assert (refused.status, refused.code) == (503, "sequence_lost")
 
@@ -88,21 +88,21 @@ def test_a_worker_that_lacks_a_path_gets_only_requests_for_other_paths() -> None
     world = World(workers=2)
     world.join(0, lacks=frozenset({"/x"}))
     for _ in range(4):
-        action = asking(world, "/x")
+        action = arrive(world, "/x")
         assert isinstance(action, Dispatch)
         assert action.worker_id == 1
     world.join(1, lacks=frozenset({"/x", "/y"}))
-    refused = asking(world, "/x")
+    refused = arrive(world, "/x")
     assert isinstance(refused, Reject)
     assert (refused.status, refused.code) == (404, "path_not_served")
     assert "/x" in refused.message
-    assert isinstance(asking(world, "/y"), Dispatch)
-    assert isinstance(asking(world, None), Dispatch)
+    assert isinstance(arrive(world, "/y"), Dispatch)
+    assert isinstance(arrive(world, None), Dispatch)
 
 
 def test_finding_a_worker_that_has_a_path_costs_no_attempts_or_retries() -> None:
     world = World(workers=8, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
-    action = asking(world, "/x")
+    action = arrive(world, "/x")
     for _ in range(7):
         assert isinstance(action, Dispatch)
         assert action.after_s == 0
@@ -121,10 +121,10 @@ def test_finding_a_worker_that_has_a_path_costs_no_attempts_or_retries() -> None
 
 def test_a_request_limited_to_some_workers_goes_to_one_of_them() -> None:
     world = World(workers=4)
-    seen = {asking(world, None, among=(1, 3)).worker_id for _ in range(8)}
+    seen = {arrive(world, None, among=(1, 3)).worker_id for _ in range(8)}
     assert seen == {1, 3}
     for among in ((), (7,)):
-        refused = asking(world, None, among=among)
+        refused = arrive(world, None, among=among)
         assert isinstance(refused, Reject)
         assert (refused.status, refused.code) == (503, "no_endpoint_in_subset")
 

@@ -53,7 +53,7 @@ def test_answers_that_deny_a_model_are_recognized(status: int, body: bytes, deni
     assert denies_model(status, body, "x") is denies
 
 
-def denied(world: World, request_id: int) -> Dispatch | Reject:
+def fail_with_denial(world: World, request_id: int) -> Dispatch | Reject:
     fact = Failure(world.now_s, request_id, "busy", retry=True, reason="no_model")
     (action,) = world.core.on_failure(fact)
     assert isinstance(action, Dispatch | Reject)
@@ -67,7 +67,7 @@ def test_finding_a_worker_that_has_a_model_costs_no_attempts_or_retries() -> Non
         assert isinstance(action, Dispatch)
         assert action.after_s == 0
         world.join(action.worker_id, denied=frozenset({"m"}))
-        action = denied(world, action.request_id)
+        action = fail_with_denial(world, action.request_id)
         assert isinstance(action, Dispatch) == (left > 0)
     assert (action.status, action.code) == (404, "model_not_found")
     assert all(worker.is_in for worker in world.core.workers)
@@ -75,7 +75,7 @@ def test_finding_a_worker_that_has_a_model_costs_no_attempts_or_retries() -> Non
     # Where everybody says so anyone may be asked, and once is enough.
     (action,) = world.core.on_arrival(world.arrival([1]))
     assert isinstance(action, Dispatch)
-    assert denied(world, action.request_id).code == "model_not_found"
+    assert fail_with_denial(world, action.request_id).code == "model_not_found"
 
 
 def test_a_worker_that_denies_a_model_gets_requests_for_its_other_models() -> None:
@@ -98,7 +98,7 @@ def test_a_busy_worker_gets_requests_for_a_model_that_no_other_has() -> None:
     (action,) = world.core.on_arrival(world.arrival([1]))
     assert action.worker_id == 1
     world.join(1, denied=frozenset({"m"}))
-    again = denied(world, action.request_id)
+    again = fail_with_denial(world, action.request_id)
     assert isinstance(again, Dispatch)
     assert again.worker_id == 0
 

@@ -30,7 +30,7 @@ SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
 
 
 @asynccontextmanager
-async def followed(
+async def ready_worker(
     pages: dict[str, Any], asked: list[str], limits: Limits | None = None
 ) -> AsyncIterator[Member]:
     """Yield a worker with these pages once it is ready."""
@@ -59,7 +59,7 @@ async def test_sglang_has_more_time_to_answer_a_probe() -> None:
         await asyncio.sleep(3 * PROBE_S)
         return "ok"
 
-    async with followed({**SGLANG, "/health": slow}, asked) as member:
+    async with ready_worker({**SGLANG, "/health": slow}, asked) as member:
         await until(lambda: asked.count("/health") > 3, "some probes")
         assert member.ready
         assert member.trouble == ""
@@ -74,7 +74,7 @@ async def test_another_engine_that_answers_a_probe_as_slowly_is_silent(
         await asyncio.sleep(3 * PROBE_S)
         return "ok"
 
-    async with followed({**VLLM, "/health": slow}, asked):
+    async with ready_worker({**VLLM, "/health": slow}, asked):
         await until(lambda: "is silent: GET /health: " in caplog.text, "it to be silent")
 
 
@@ -84,7 +84,7 @@ async def test_an_engine_that_hangs_after_a_restart_is_silent() -> None:
     """
     asked: list[str] = []
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
-    async with followed(pages, asked) as member:
+    async with ready_worker(pages, asked) as member:
         seen = asked.count("/metrics")
         await until(lambda: asked.count("/metrics") > seen + 1, "its figures to be read")
         pages |= {"/v1/models": HANGS, "/health": HANGS, "/metrics": METRICS + GROWN % 3}
@@ -96,7 +96,7 @@ async def test_an_engine_that_hangs_after_a_restart_is_silent() -> None:
 
 async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + SLEEP % "awake"}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         pages["/metrics"] = METRICS + SLEEP % "weights_offloaded"
         await until(lambda: "sleeps; POST /wake_up" in member.trouble, "it to sleep")
         assert not member.ready
@@ -109,7 +109,7 @@ async def test_a_paused_engine_gets_no_request_until_it_is_resumed() -> None:
     all the time and its metrics do not show the pause.
     """
     pages = {**VLLM, "/health": "ok", "/is_paused": {"is_paused": False}}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         pages["/is_paused"] = {"is_paused": True}
         await until(lambda: "is paused; POST /resume" in member.trouble, "it to be paused")
         assert not member.ready
@@ -122,7 +122,7 @@ async def test_an_idle_router_polls_for_pauses_as_rarely_as_for_load() -> None:
     idle = METRICS.replace("} 2.0", "} 0.0").replace("} 1.0", "} 0.0")
     pages = {**VLLM, "/health": "ok", "/metrics": idle, "/is_paused": {"is_paused": False}}
     asked: list[str] = []
-    async with followed(pages, asked) as member:
+    async with ready_worker(pages, asked) as member:
         member._context.busy.clear()
         await until(lambda: asked.count("/metrics") > 1, "what went on before to be over")
         asked.clear()
@@ -133,7 +133,7 @@ async def test_an_idle_router_polls_for_pauses_as_rarely_as_for_load() -> None:
 async def test_an_engine_without_a_valid_pause_answer_counts_as_not_paused() -> None:
     pages = {**VLLM, "/health": "ok", "/is_paused": HANGS}
     asked: list[str] = []
-    async with followed(pages, asked) as member:
+    async with ready_worker(pages, asked) as member:
         await until(lambda: asked.count("/is_paused") > 3, "it to be asked")
         for nonsense in (500, "no JSON", {"is_paused": "yes"}, [True]):
             pages["/is_paused"] = nonsense
@@ -150,7 +150,7 @@ async def test_an_engine_that_sleeps_at_level_0_is_down_until_it_wakes() -> None
     """
     level_0 = (SLEEP % "awake").replace(" 1", " 0") + (SLEEP % "discard_all").replace(" 1", " 0")
     pages = {**VLLM, "/health": "ok"}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         pages["/metrics"] = METRICS + level_0
         await until(lambda: "sleeps; POST /wake_up" in member.trouble, "it to sleep")
         pages["/metrics"] = METRICS + SLEEP % "awake"
@@ -162,7 +162,7 @@ IDLE = METRICS.replace('"} 2.0', '"} 0.0').replace('"m"} 1.0', '"m"} 0.0').repla
 CLEARED = ["AllBlocksCleared"]
 
 
-def holding(*blocks: int) -> list[Any]:
+def store_events(*blocks: int) -> list[Any]:
     """Return store events of these blocks in the form of `payload`."""
     return [["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0] for n in blocks]
 
@@ -189,7 +189,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def publishing() -> AsyncIterator[Engine]:
+async def engine_with_events() -> AsyncIterator[Engine]:
     """Yield an idle engine with KV events, four of whose blocks the router knows."""
     context = zmq.asyncio.Context()
     config = Config(
@@ -214,7 +214,7 @@ async def publishing() -> AsyncIterator[Engine]:
                 await until(lambda: member.ready, "it to be ready")
                 await events.heard()
                 for n in range(4):
-                    await one.step(*holding(n))
+                    await one.step(*store_events(n))
                 await one.until_known(4)
                 yield one
             finally:
@@ -223,23 +223,23 @@ async def publishing() -> AsyncIterator[Engine]:
 
 
 async def test_an_engine_that_slept_wakes_with_an_empty_cache() -> None:
-    async with publishing() as one:
+    async with engine_with_events() as one:
         one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
         await until(lambda: not one.member.ready, "it to sleep")
         assert one.kv().resident_blocks == 0
         one.pages["/metrics"] = IDLE + SLEEP % "awake"
         await until(lambda: one.member.ready, "it to wake")
         await one.until_known(0)  # though the replay tells of four blocks, and of no clear
-        await one.step(CLEARED, *holding(5))
+        await one.step(CLEARED, *store_events(5))
         await one.until_known(1)
         assert one.kv().counters.restarts == 0
 
 
 async def test_an_engine_that_replaced_a_sleeping_one_has_its_own_cache() -> None:
-    async with publishing() as one:
+    async with engine_with_events() as one:
         one.pages["/metrics"] = IDLE + SLEEP % "weights_offloaded"
         await until(lambda: not one.member.ready, "it to sleep")
-        one.events.kept = {n: pack(*holding(10 + n)) for n in range(6)}
+        one.events.kept = {n: pack(*store_events(10 + n)) for n in range(6)}
         one.pages["/metrics"] = IDLE + SLEEP % "awake"
         await one.until_known(6)
 
@@ -249,30 +249,30 @@ async def test_the_cache_of_a_paused_engine_counts_as_possibly_empty(cleared: bo
     """The cache of an engine that was paused counts as possibly empty: POST /pause empties it by
     default, and nobody can see whether it did.
     """
-    async with publishing() as one:
+    async with engine_with_events() as one:
         one.pages["/is_paused"] = {"is_paused": True}
         await until(lambda: not one.member.ready, "it to be paused")
         one.pages["/is_paused"] = {"is_paused": False}
         await until(lambda: one.member.ready, "it to be resumed")
         await until(lambda: one.kv().settled, "its stream to go on")
         assert (one.kv().known, one.kv().resident_blocks) == (False, 0)
-        await one.step(*([CLEARED] if cleared else []), *holding(5))
+        await one.step(*([CLEARED] if cleared else []), *store_events(5))
         await until(lambda: one.kv().resident_blocks == 1, "what it stored since")
         assert one.kv().known is cleared
 
 
 async def test_a_cache_reset_of_an_idle_engine_is_seen_by_its_reset_counter() -> None:
-    async with publishing() as one:
+    async with engine_with_events() as one:
         one.pages["/metrics"] = IDLE + RESET % 3  # it was not counted before
         await until(lambda: one.kv().resident_blocks == 0, "the reset to be seen")
         assert not one.kv().known  # it may have refused, which its events will show
-        await one.step(CLEARED, *holding(5))
+        await one.step(CLEARED, *store_events(5))
         await one.until_known(1)
-        await reported(one, IDLE + RESET % 3)
+        await until_reported(one, IDLE + RESET % 3)
         assert (one.kv().known, one.kv().resident_blocks) == (True, 1)
 
 
-async def reported(one: Engine, metrics: str) -> None:
+async def until_reported(one: Engine, metrics: str) -> None:
     """Wait until the router has read this metrics page for three load reports."""
     pages: list[str] = []
 
@@ -286,9 +286,9 @@ async def reported(one: Engine, metrics: str) -> None:
 
 async def test_a_cache_reset_of_a_busy_engine_is_left_to_its_next_events() -> None:
     busy = METRICS.replace('"32"', '"2"')
-    async with publishing() as one:
-        await reported(one, busy)
-        await reported(one, busy + RESET % 1)
+    async with engine_with_events() as one:
+        await until_reported(one, busy)
+        await until_reported(one, busy + RESET % 1)
         assert (one.kv().known, one.kv().resident_blocks) == (True, 4)
 
 
@@ -315,7 +315,7 @@ async def test_adapters_loaded_while_an_engine_serves_are_noticed(monkeypatch) -
         assert member.recognized is not None
         return member.recognized.facts.models[1:]
 
-    async with followed(pages, asked) as member:
+    async with ready_worker(pages, asked) as member:
         known, began = member.recognized, asked.count("/v1/models")
         pages["/v1/models"] = listing("tone", "style")
         pages["/metrics"] = METRICS + LORA % ("", "", 1) + LORA % ("tone", "tone,style", 2)
@@ -329,7 +329,7 @@ async def test_adapters_loaded_while_an_engine_serves_are_noticed(monkeypatch) -
         assert asked.count("/v1/models") == began + 1
     monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.05)
     pages["/metrics"] = METRICS + LORA % ("", "", 4)
-    async with followed(pages, asked) as member:
+    async with ready_worker(pages, asked) as member:
         assert served(member) == ("tone", "style")
         pages["/v1/models"] = listing("style")
         await until(lambda: served(member) == ("style",), "one to be unloaded")
@@ -343,7 +343,7 @@ async def test_adapters_loaded_while_an_engine_serves_are_noticed(monkeypatch) -
 async def test_an_engine_without_adapters_is_not_polled_for_them(monkeypatch) -> None:
     monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.01)
     asked: list[str] = []
-    async with followed({**VLLM, "/health": "ok"}, asked):
+    async with ready_worker({**VLLM, "/health": "ok"}, asked):
         began = asked.count("/v1/models")
         await until(lambda: asked.count("/metrics") > 20, "figures to be read")
         assert asked.count("/v1/models") == began
@@ -353,17 +353,17 @@ async def test_invalid_load_values_are_logged_once_until_they_are_valid(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     named = "its load figures are of no use: KV usage is 7.5"
-    async with publishing() as one:
+    async with engine_with_events() as one:
         for times in (1, 2):
-            await reported(one, METRICS.replace("0.5", "7.5"))
+            await until_reported(one, METRICS.replace("0.5", "7.5"))
             assert caplog.text.count(named) == times
             assert one.member.ready
-            await reported(one, METRICS)
+            await until_reported(one, METRICS)
 
 
 async def test_a_400_from_triton_means_not_ready() -> None:
     pages = {**TRITON, "/v2/health/ready": "", "/health": "fine"}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         pages["/v2/health/ready"] = 400
         await until(lambda: "not ready: GET /v2/health/ready" in member.trouble, "it to be down")
         assert not member.ready
@@ -373,7 +373,7 @@ async def test_a_400_from_triton_means_not_ready() -> None:
 
 async def test_advice_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
     pages = {**SGLANG, "/health": "ok", "/server_info": {**SGLANG["/server_info"], "page_size": 1}}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         pages["/v1/models"] = pages["/health"] = 503
         await until(lambda: "/v1/models answered 503" in member.trouble, "it to be down")
         pages["/v1/models"], pages["/health"] = SGLANG["/v1/models"], "ok"
@@ -383,7 +383,7 @@ async def test_advice_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_triton_reports_its_block_size_after_its_first_request() -> None:
     pages = {**TRITON, "/metrics": FRESH_BACKEND}
-    async with followed(pages, []) as member:
+    async with ready_worker(pages, []) as member:
         assert member.recognized is not None
         assert not member.recognized.sized
         pages["/metrics"] = BACKEND
@@ -407,7 +407,7 @@ async def test_adapters_beyond_the_limit_are_not_served_and_logged(
         return {"data": [*adapters(count), *MODELS["data"]]}
 
     pages["/v1/models"] = listing(3)
-    async with followed(pages, [], Limits(models=5)) as member:
+    async with ready_worker(pages, [], Limits(models=5)) as member:
 
         def served() -> tuple[str, ...]:
             assert member.recognized is not None

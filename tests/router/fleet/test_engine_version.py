@@ -34,13 +34,13 @@ class Engine:
             raise self.faults.pop(0)
         return EngineReply(self.status, b'{"version": "%b"}' % self.version.encode())
 
-    async def told(self, known: EngineVersion = KNOWN) -> Told:
+    async def ask_version(self, known: EngineVersion = KNOWN) -> Told:
         return await self.question.put(self.answer, known)
 
 
 async def test_simultaneous_callers_share_one_version_request() -> None:
     engine = Engine()
-    asks = [asyncio.create_task(engine.told()) for _ in range(50)]
+    asks = [asyncio.create_task(engine.ask_version()) for _ in range(50)]
     await asyncio.sleep(0)
     engine.gate.set()
     assert set(await asyncio.gather(*asks)) == {"same"}
@@ -49,10 +49,10 @@ async def test_simultaneous_callers_share_one_version_request() -> None:
 
 async def test_callers_during_a_version_request_share_the_next_one() -> None:
     engine = Engine()
-    first = asyncio.create_task(engine.told())
+    first = asyncio.create_task(engine.ask_version())
     for _ in range(3):
         await asyncio.sleep(0)
-    later = [asyncio.create_task(engine.told()) for _ in range(9)]
+    later = [asyncio.create_task(engine.ask_version()) for _ in range(9)]
     await asyncio.sleep(0)
     assert engine.asked == 1
     later.pop().cancel()
@@ -61,7 +61,7 @@ async def test_callers_during_a_version_request_share_the_next_one() -> None:
     engine.version = "2"
     assert set(await asyncio.gather(*later)) <= {"same", "other"}
     assert engine.asked == 2
-    assert await engine.told() == "other"
+    assert await engine.ask_version() == "other"
 
 
 @pytest.mark.parametrize(
@@ -80,29 +80,29 @@ async def test_a_version_request_on_a_closed_connection_is_repeated(
 ) -> None:
     engine = Engine(faults=list(faults), status=status)
     engine.gate.set()
-    assert await engine.told() == told
+    assert await engine.ask_version() == told
     assert engine.asked == times
 
 
 async def test_an_engine_that_does_not_answer_gets_no_version_request_for_a_while() -> None:
     now = [10.0]
     engine = Engine(faults=[TimeoutError()], question=EngineQuestion(lambda: now[0]))
-    first = asyncio.create_task(engine.told())
+    first = asyncio.create_task(engine.ask_version())
     for _ in range(3):
         await asyncio.sleep(0)
-    later = [asyncio.create_task(engine.told()) for _ in range(9)]
+    later = [asyncio.create_task(engine.ask_version()) for _ in range(9)]
     await asyncio.sleep(0)
     engine.gate.set()
     assert set(await asyncio.gather(first, *later)) == {"unknown"}
     now[0] += 2.9
-    assert await engine.told() == "unknown"
+    assert await engine.ask_version() == "unknown"
     assert engine.asked == 1
     now[0] += 0.2
-    assert await engine.told() == "same"
+    assert await engine.ask_version() == "same"
     assert engine.asked == 2
 
 
 async def test_an_engine_without_a_version_gets_no_version_request() -> None:
     engine = Engine()
-    assert await engine.told(NO_VERSION) == "same"
+    assert await engine.ask_version(NO_VERSION) == "same"
     assert engine.asked == 0

@@ -25,7 +25,7 @@ START = "# HELP process_start_time_seconds x\nprocess_start_time_seconds"
 
 
 @asynccontextmanager
-async def followed(pages: Pages) -> AsyncIterator[tuple[Member, list[WorkerFact]]]:
+async def ready_worker(pages: Pages) -> AsyncIterator[tuple[Member, list[WorkerFact]]]:
     async with engine(pages) as url, fleet_of(2) as (manager, told):
         member = manager.add(parse_worker_spec(url))
         await until(lambda: any(isinstance(fact, LoadReport) for fact in told), "its load")
@@ -48,7 +48,7 @@ async def test_missing_load_reports_are_logged_once_with_advice(
 ) -> None:
     pages = {**VLLM, "/health": "ok"}
     caplog.set_level("INFO")
-    async with followed(pages) as (member, _):
+    async with ready_worker(pages) as (member, _):
         for times in (1, 2):
             pages["/metrics"] = page
             await until(lambda: says in member.advice, "it to be said")
@@ -65,7 +65,7 @@ async def test_missing_load_reports_are_logged_once_with_advice(
 async def test_an_invalid_gzip_load_report_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     pages = {**VLLM, "/health": "ok"}
     body = b"this is no gzip"
-    async with followed(pages) as (member, _):
+    async with ready_worker(pages) as (member, _):
 
         async def compressed() -> web.Response:
             return web.Response(body=body, headers={"Content-Encoding": "gzip"})
@@ -109,7 +109,7 @@ def test_the_process_start_time_is_read_from_the_metrics(text: str, start_s: flo
 
 async def test_a_later_process_start_is_a_restart_whatever_the_counters() -> None:
     pages = {**VLLM, "/health": "ok", "/metrics": f"{METRICS}{START} 1000\n"}
-    async with followed(pages) as (_, told):
+    async with ready_worker(pages) as (_, told):
         states = [fact.state for fact in told if isinstance(fact, WorkerChange)]
         assert states == ["ready"]
         reports = [fact.started_s for fact in told if isinstance(fact, LoadReport)]
@@ -143,7 +143,7 @@ async def test_several_engines_behind_one_address_do_not_count_as_restarts(
         return f"{METRICS}{START} {1000 + turn % 2}\n"
 
     pages = {**VLLM, "/health": "ok", "/metrics": by_turns}
-    async with followed(pages) as (_, told):
+    async with ready_worker(pages) as (_, told):
         await until(lambda: turn > 40, "many answers")
         states = [fact.state for fact in told if isinstance(fact, WorkerChange)]
         assert states.count("down") <= 1

@@ -66,7 +66,7 @@ async def fleet(max_workers: int = 4) -> AsyncIterator[Fleet]:
     context.destroy(linger=0)
 
 
-async def silence(*_: object) -> str:
+async def healthy_answer(*_: object) -> str:
     """Return the answer of a worker whose probes succeed."""
     return ""
 
@@ -82,7 +82,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
         return with_thresholds(Recognized("vllm", facts, source), spec)
 
     monkeypatch.setattr(member_module, "recognize", known)
-    monkeypatch.setattr(member_module.Member, "_complaint", silence)
+    monkeypatch.setattr(member_module.Member, "_complaint", healthy_answer)
 
 
 async def test_an_exception_in_an_event_feed_does_not_end_its_worker(
@@ -138,7 +138,7 @@ async def test_an_unrecognized_engine_is_shown_and_recognition_is_retried(
         assert member.trouble == ""
 
 
-def lines_of_the_page() -> list[str]:
+def documented_log_lines() -> list[str]:
     """Return as patterns the log lines in docs/reference/admin.md about workers that come
     and go.
     """
@@ -169,7 +169,7 @@ async def test_grpc_and_metrics_addresses_that_answer_later_are_added_in_service
         assert (member.recognized.grpc, member.recognized.silent) == (grpc, frozenset())
         assert set(one.states(0)) == {"ready"}
         assert len(asked) == len(turns)
-    of_answers = [pattern for pattern in lines_of_the_page() if "answer" in pattern]
+    of_answers = [pattern for pattern in documented_log_lines() if "answer" in pattern]
     assert len(of_answers) == 2
     for pattern in of_answers:
         assert any(re.match(pattern, line) for line in caplog.messages), pattern
@@ -343,7 +343,7 @@ async def test_joins_and_removals_are_logged_as_documented(caplog) -> None:
         f"worker 1 ({URL}) is draining, by admin request",
         f"worker 1 ({URL}) removed, forced by admin request",
     ]
-    patterns = lines_of_the_page()
+    patterns = documented_log_lines()
     assert len(patterns) == 8
     unseen = [p for p in patterns if not any(re.match(p, line) for line in told)]
     elsewhere = (
@@ -373,7 +373,7 @@ async def test_a_reload_changes_limits_in_place_and_other_options_by_recognition
         assert one.states(0)[2:] == ["draining", "down"]
         await one.until_state(0, "ready")
         assert [m.leaving for m in one.manager.members.values()] == [False]
-        (pattern,) = (pattern for pattern in lines_of_the_page() if "options" in pattern)
+        (pattern,) = (pattern for pattern in documented_log_lines() if "options" in pattern)
         assert any(re.match(pattern, line) for line in caplog.messages)
 
 

@@ -19,7 +19,7 @@ class Clock:
         return self.now_s
 
 
-async def slept(pauses: Pauses, clock: Clock, wait_s: float, took_s: float) -> None:
+async def sleep_with_pause(pauses: Pauses, clock: Clock, wait_s: float, took_s: float) -> None:
     """Let a sleep of `wait_s` seconds take `took_s` seconds by the clock."""
     task = asyncio.create_task(pauses.sleep(wait_s))
     await asyncio.sleep(0)
@@ -37,9 +37,9 @@ async def test_a_probe_during_a_long_pause_of_the_router_is_invalid(
     clock = Clock()
     pauses = Pauses(clock)
     began_s = clock()
-    await slept(pauses, clock, 0.001, 0.001)
+    await sleep_with_pause(pauses, clock, 0.001, 0.001)
     assert not pauses.spoiled(began_s, limit_s)
-    await slept(pauses, clock, 0.001, 0.001 + pause_s)
+    await sleep_with_pause(pauses, clock, 0.001, 0.001 + pause_s)
     assert pauses.spoiled(began_s, limit_s) == spoiled
     clock.now_s += 0.001
     assert not pauses.spoiled(clock(), limit_s)  # one that begins after it

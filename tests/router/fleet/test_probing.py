@@ -32,12 +32,12 @@ class Fleet:
     manager: FleetManager
     told: list[WorkerFact]
 
-    def probed(self) -> list[bool]:
+    def probe_results(self) -> list[bool]:
         return [fact.well for fact in self.told if isinstance(fact, Probed)]
 
 
 @asynccontextmanager
-async def following(url: str, probe_s: float) -> AsyncIterator[Fleet]:
+async def fleet_of_worker(url: str, probe_s: float) -> AsyncIterator[Fleet]:
     told: list[WorkerFact] = []
     context = zmq.asyncio.Context()
     terms = FleetTerms(probe_s, NEVER_S, NEVER_S, 100, RelayLimits())
@@ -54,23 +54,23 @@ async def following(url: str, probe_s: float) -> AsyncIterator[Fleet]:
 @pytest.mark.parametrize(("page", "well"), [("", True), (503, False), (500, False)])
 async def test_a_probe_reports_the_result_of_the_health_page(page: object, well: bool) -> None:
     pages = {"/v1/models": MODELS, "/health": page}
-    async with engine(pages) as url, following(url, 5.0) as fleet:
+    async with engine(pages) as url, fleet_of_worker(url, 5.0) as fleet:
         fleet.manager.probe(0, None)
-        await until(lambda: fleet.probed() == [well], "the answer to be told")
+        await until(lambda: fleet.probe_results() == [well], "the answer to be told")
         fleet.manager.probe(99, None)  # an unknown worker: no fact is told, no error is raised
 
 
 async def test_a_probe_without_an_answer_in_time_reports_failure() -> None:
     pages = {"/v1/models": MODELS, "/health": ""}
-    async with engine(pages) as url, following(url, NEVER_S) as fleet:
+    async with engine(pages) as url, fleet_of_worker(url, NEVER_S) as fleet:
         pages["/health"] = HANGS
         fleet.manager.probe(0, 0.05)
-        await until(lambda: fleet.probed() == [False], "the answer to be told")
+        await until(lambda: fleet.probe_results() == [False], "the answer to be told")
 
 
 async def test_one_probe_runs_at_a_time_and_removal_cancels_it() -> None:
     pages, asked = {"/v1/models": MODELS, "/health": ""}, []
-    async with engine(pages, asked) as url, following(url, NEVER_S) as fleet:
+    async with engine(pages, asked) as url, fleet_of_worker(url, NEVER_S) as fleet:
         pages["/health"] = HANGS
         asked.clear()
         for _ in range(5):
@@ -82,5 +82,5 @@ async def test_one_probe_runs_at_a_time_and_removal_cancels_it() -> None:
             lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "probe 0"],
             "the question to be dropped",
         )
-        assert fleet.probed() == []
+        assert fleet.probe_results() == []
         assert asked.count("/health") == 1

@@ -57,7 +57,7 @@ class Front:
         assert all(m.rank == m.spec.rank for m in taking), taking
         return sorted(m.spec.name for m in taking)
 
-    def known(self, member: Member) -> Worker:
+    def core_worker(self, member: Member) -> Worker:
         worker = self.router.dispatcher.core.workers.get(member.worker_id)
         assert worker is not None
         return worker
@@ -65,7 +65,7 @@ class Front:
     async def until_ready(self, *names: str) -> None:
         """Wait until exactly these workers are ready, and each has reported its load."""
         await until(lambda: self.ready == sorted(names), f"{names} to be ready")
-        slots = [self.known(member).slot for member in self.members]
+        slots = [self.core_worker(member).slot for member in self.members]
         at_s = self.router.dispatcher.core.columns.report_s
         await until(lambda: bool(np.isfinite(at_s[slots]).all()), "their loads")
 
@@ -98,18 +98,20 @@ async def front(workers: int = 8) -> AsyncIterator[Front]:
 
 
 @asynccontextmanager
-async def ranked(options: str = "", ranks: int = 2) -> AsyncIterator[tuple[Front, RankedEngine]]:
+async def router_with_ranks(
+    options: str = "", ranks: int = 2
+) -> AsyncIterator[tuple[Front, RankedEngine]]:
     async with ranked_engine(ranks) as engine, front() as one:
         one.router.fleet.add(parse_worker_spec(engine.url + options))
         yield one, engine
 
 
 async def test_requests_go_to_the_rank_with_their_prefix_and_have_its_header() -> None:
-    async with ranked() as (one, engine):
+    async with router_with_ranks() as (one, engine):
         engine.busy = 0
         await one.until_ready(f"{engine.url}#0", f"{engine.url}#1")
         member = next(m for m in one.members if m.spec.rank == 1)
-        worker = one.known(member)
+        worker = one.core_worker(member)
         deadline_s = time.monotonic() + DEADLINE_S
         while worker.kv.resident_blocks < 8:  # until the subscription has taken hold
             assert time.monotonic() < deadline_s, "no event arrived"
@@ -121,13 +123,13 @@ async def test_requests_go_to_the_rank_with_their_prefix_and_have_its_header() -
 
 
 async def test_each_rank_has_its_own_load_from_one_shared_poll() -> None:
-    async with ranked(ranks=3) as (one, engine):
+    async with router_with_ranks(ranks=3) as (one, engine):
         names = [f"{engine.url}#{rank}" for rank in range(3)]
         await one.until_ready(*names)
         core = one.router.dispatcher.core
         slots = {}
         for member in one.members:
-            worker = one.known(member)
+            worker = one.core_worker(member)
             assert worker.facts.kv_capacity_tokens == BLOCKS * BLOCK_TOKENS
             slots[member.rank] = worker.slot
         foreign = core.columns.foreign_running
@@ -146,7 +148,7 @@ async def test_each_rank_has_its_own_load_from_one_shared_poll() -> None:
 
 
 async def test_ranks_are_added_and_removed_with_those_of_the_engine() -> None:
-    async with ranked(ranks=1) as (one, engine):
+    async with router_with_ranks(ranks=1) as (one, engine):
         await one.until_ready(engine.url)
         engine.ranks = 3
         await one.until_ready(*(f"{engine.url}#{rank}" for rank in range(3)))
@@ -159,14 +161,14 @@ async def test_ranks_are_added_and_removed_with_those_of_the_engine() -> None:
 
 
 async def test_a_clients_rank_header_is_kept_if_the_worker_has_a_single_rank() -> None:
-    async with ranked(ranks=1) as (one, engine):
+    async with router_with_ranks(ranks=1) as (one, engine):
         await one.until_ready(engine.url)
         await one.complete(**{"X-Data-Parallel-Rank": "0"})
         assert engine.wanted == ["0"]
 
 
 async def test_a_single_rank_may_be_configured() -> None:
-    async with ranked(",rank=1") as (one, engine):
+    async with router_with_ranks(",rank=1") as (one, engine):
         await one.until_ready(f"{engine.url}#1")
         await one.complete()
         assert engine.wanted == ["1"]
@@ -181,7 +183,7 @@ async def test_a_single_rank_may_be_configured() -> None:
 
 
 async def test_a_removed_rank_stays_removed_and_a_delete_by_url_removes_all() -> None:
-    async with ranked() as (one, engine):
+    async with router_with_ranks() as (one, engine):
         await one.until_ready(f"{engine.url}#0", f"{engine.url}#1")
         with pytest.raises(DuplicateWorkerError):
             one.router.fleet.add(parse_worker_spec(engine.url))
@@ -204,7 +206,7 @@ async def test_a_removed_rank_stays_removed_and_a_delete_by_url_removes_all() ->
 
 
 async def test_a_reload_keeps_the_ranks_of_an_unchanged_url() -> None:
-    async with ranked() as (one, engine):
+    async with router_with_ranks() as (one, engine):
         names = (f"{engine.url}#0", f"{engine.url}#1")
         await one.until_ready(*names)
         ids = [m.worker_id for m in one.members]
@@ -279,7 +281,7 @@ async def test_ranks_without_a_free_slot_are_logged(
 
 
 async def test_event_ports_of_other_ranks_count_up_from_the_configured_ones() -> None:
-    async with ranked(",events=tcp://127.0.0.1:20000,replay=tcp://127.0.0.1:21000") as (
+    async with router_with_ranks(",events=tcp://127.0.0.1:20000,replay=tcp://127.0.0.1:21000") as (
         one,
         engine,
     ):

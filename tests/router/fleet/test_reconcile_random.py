@@ -43,7 +43,7 @@ async def idle(member: Member) -> None:
     await asyncio.Event().wait()
 
 
-class Oracle:
+class ExpectedFleet:
     """The workers that the fleet should have, as sets. Lifetime: one history."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Oracle:
 
 async def play(steps: list[tuple[str, object]]) -> None:
     async with fleet_of(SLOTS) as (fleet, _):
-        oracle = Oracle()
+        oracle = ExpectedFleet()
         for what, value in steps:
             _step(fleet, oracle, what, value)
             if what == "sweep":
@@ -76,7 +76,7 @@ async def play(steps: list[tuple[str, object]]) -> None:
             assert not any(m.draining for m in staying)
 
 
-def _step(fleet: FleetManager, oracle: Oracle, what: str, value: object) -> None:
+def _step(fleet: FleetManager, oracle: ExpectedFleet, what: str, value: object) -> None:
     if what == "name":
         assert isinstance(value, list)
         oracle.named = {spec.url: spec for spec in value}

@@ -65,7 +65,7 @@ class Pool:
 
         await until(there, f"{number} to {role}")
 
-    def last(self, number: int) -> WorkerChange:
+    def last_change(self, number: int) -> WorkerChange:
         mine = [f for f in self.told if isinstance(f, WorkerChange) and f.worker_id == number]
         return mine[-1]
 
@@ -102,7 +102,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
         return alone(with_role(with_thresholds(recognized, spec), spec))
 
     def alone(one: Recognized) -> Recognized:
-        return msg_replace(one, one.kind != "sglang" or one.facts.role == "both")
+        return with_serves_alone(one, one.kind != "sglang" or one.facts.role == "both")
 
     real = with_role
     both: Callable[..., Recognized] = lambda one, spec: alone(real(one, spec))  # noqa: E731
@@ -112,7 +112,7 @@ def always_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_module.Member, "_complaint", silence)
 
 
-def msg_replace(one: Recognized, serves_alone: bool) -> Recognized:
+def with_serves_alone(one: Recognized, serves_alone: bool) -> Recognized:
     return replace(one, facts=replace(one.facts, serves_alone=serves_alone))
 
 
@@ -125,10 +125,10 @@ async def test_a_worker_drains_before_it_takes_its_new_role() -> None:
         one.turn("decode", 0)
         one.sweep()
         member = one.manager.members[0]
-        assert (one.last(0).state, member.spec.role) == ("draining", "prefill")
+        assert (one.last_change(0).state, member.spec.role) == ("draining", "prefill")
         one.requests[0] = 0
         one.sweep()
-        change = one.last(0)
+        change = one.last_change(0)
         assert (change.state, member.spec.role, member.turning) == ("ready", "decode", None)
         roles = [f.spec.role for f in one.told if isinstance(f, WorkerChange) and f.spec]
         assert roles[-1] == "decode"
@@ -156,7 +156,10 @@ async def test_undrain_cancels_a_role_change_and_a_drain_survives_one() -> None:
         one.manager.members[1].drain("test")
         one.turn("decode", 1)
         one.sweep()
-        assert (one.last(1).state, one.manager.members[1].spec.role) == ("draining", "decode")
+        assert (one.last_change(1).state, one.manager.members[1].spec.role) == (
+            "draining",
+            "decode",
+        )
 
 
 async def test_a_reload_keeps_a_changed_role() -> None:
@@ -274,7 +277,9 @@ async def test_any_sequence_of_role_requests_leaves_every_worker_in_service(seed
             assert member.turning is None or member.leaving
             assert member.spec.role in asked[number]
             if not member.leaving:
-                assert one.last(number).state == ("draining" if number in drained else "ready")
+                assert one.last_change(number).state == (
+                    "draining" if number in drained else "ready"
+                )
 
 
 def facts_of(role: Role, group: str | None, alone: bool) -> WorkerFacts:

@@ -17,7 +17,7 @@ from router.doctor.routing.prompts import GivenFileError, GivenPrompts, given_pr
 SYSTEM = "You are a careful engineer. " * 60
 
 
-def given(path: Path, bodies: list[Any]) -> GivenPrompts:
+def prompts_of(path: Path, bodies: list[Any]) -> GivenPrompts:
     path.write_text("\n".join(map(json.dumps, bodies)) + "\n")
     return given_prompts(path)
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_line_at_the_start_that_differs_per_request_is_found(path: Path) -> None:
     lines = [f"x-anthropic-billing-header: cch={n * 7919:08x};\n" for n in range(6)]
-    found = given(path, [chat(line + SYSTEM, f"q{n}") for n, line in enumerate(lines)])
+    found = prompts_of(path, [chat(line + SYSTEM, f"q{n}") for n, line in enumerate(lines)])
     assert found.common < 64 < 1_000 < found.later
     assert found.differs.startswith(lines[1][found.common : found.common + 4])
     parts = [
@@ -45,24 +45,24 @@ def test_a_line_at_the_start_that_differs_per_request_is_found(path: Path) -> No
         }
         for line in lines
     ]
-    assert given(path, parts).later > 1_000
+    assert prompts_of(path, parts).later > 1_000
 
 
 def test_prompts_with_a_common_prefix_have_no_later_common_part(path: Path) -> None:
-    found = given(path, [chat(SYSTEM, f"question {n} {'x' * n}") for n in range(6)])
+    found = prompts_of(path, [chat(SYSTEM, f"question {n} {'x' * n}") for n in range(6)])
     assert found.common >= len(SYSTEM)
     assert (found.later, found.differs, found.salts) == (0, "", 0)
 
 
 def test_token_ids_are_compared_but_never_shown(path: Path) -> None:
     shared = list(range(1_000, 1_400))
-    found = given(path, [{"prompt": [n + 1, n + 2, *shared]} for n in range(6)])
+    found = prompts_of(path, [{"prompt": [n + 1, n + 2, *shared]} for n in range(6)])
     assert found.common < 8 < 3_000 < found.later
     assert found.differs == ""
 
 
 def test_cache_salts_are_counted(path: Path) -> None:
-    found = given(path, [chat(SYSTEM, "q", cache_salt=f"salt-{n}") for n in range(5)])
+    found = prompts_of(path, [chat(SYSTEM, "q", cache_salt=f"salt-{n}") for n in range(5)])
     assert (found.salts, found.salted, found.count) == (5, 5, 5)
 
 

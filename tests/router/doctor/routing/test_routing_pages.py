@@ -40,7 +40,7 @@ OPTIONS = RoutingOptions(seconds=0.1, timeout_s=2.0, again="again")
 OF_ROUTER = ("/workers", "/explain", "/policy")
 
 
-class OnePages:
+class FakePages:
     """A router and its engine, both at one address. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class OnePages:
         body = self.pages.get(request.path)
         return web.Response(status=404) if body is None else web.Response(body=body)
 
-    async def asked(self, **other: bytes) -> tuple[int, str]:
+    async def run_doctor(self, **other: bytes) -> tuple[int, str]:
         """Replace some good pages by these and run the doctor; return its exit status and text."""
         url = str(self.server.make_url("")).rstrip("/")
         workers = json.dumps({"workers": [WORKER | {"url": url}]}).encode()
@@ -63,31 +63,31 @@ class OnePages:
 
 
 async def test_valid_pages_give_no_findings() -> None:
-    pages = OnePages()
+    pages = FakePages()
     async with pages.server:
-        assert (await pages.asked())[0] == 0
+        assert (await pages.run_doctor())[0] == 0
 
 
 async def test_an_invalid_router_page_is_one_error() -> None:
-    pages = OnePages()
+    pages = FakePages()
     async with pages.server:
         for name in (path[1:] for path in OF_ROUTER):
             for body in (b"", b"null", b"[]", b"{", b"[" * 100_000, b"3", b"\xff"):
                 with pytest.raises(DoctorError):
-                    await pages.asked(**{name: body})
+                    await pages.run_doctor(**{name: body})
         with pytest.raises(DoctorError, match="metrics line 1"):
-            await pages.asked(metrics=b'warmroute_tokenizer_exact{model="m"} x\n')
+            await pages.run_doctor(metrics=b'warmroute_tokenizer_exact{model="m"} x\n')
 
 
 async def test_random_engine_pages_raise_no_error() -> None:
     draw = random.Random(11)
-    pages = OnePages()
+    pages = FakePages()
     parts = (b'{"0":', b"null", b"}", b"[", b'"endpoint"', b":", b'"tcp://x:1"', b"1e999", b"\xff")
     async with pages.server:
         for _ in range(12):
             body = b"".join(draw.choice(parts) for _ in range(draw.randrange(8)))
             name = draw.choice(["kv_event_sources", "server_info"])
-            status, text = await pages.asked(**{name: body})
+            status, text = await pages.run_doctor(**{name: body})
             assert status in (0, 1)
             assert text
 
