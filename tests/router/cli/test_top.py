@@ -29,7 +29,7 @@ def decided(at_s: float, count: float) -> Look:
     return Look(at_s, [row(0)], {"warmroute_decisions": count})
 
 
-def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
+def test_failing_sources_and_workers_in_slow_start_are_shown() -> None:
     sources = [{"source": "file:x", "trouble": "torn"}, {"source": "redis", "trouble": None}]
     rows = [row(0) | {"slow_start_share": 0.25}, row(1) | {"slow_start_share": 1.0}]
     lines = frame(ADMIN, None, Look(0.0, rows, sources=sources), View(120, 24))
@@ -39,7 +39,7 @@ def test_sources_in_trouble_and_workers_that_start_slowly_are_shown() -> None:
     assert [line.endswith("slow start 25%") for line in of_fleet] == [True, False]
 
 
-def test_metrics_are_read_as_prometheus_writes_them() -> None:
+def test_metrics_are_read_from_the_prometheus_text_format() -> None:
     text = (
         "# HELP warmroute_holds_total a b\nwarmroute_holds_total 1.0\nwarmroute_holds_created 9\n"
         'warmroute_decisions_total{policy="x",reason="{} \\"q\\""} 2.0\n'
@@ -53,7 +53,7 @@ def test_metrics_are_read_as_prometheus_writes_them() -> None:
         counted("warmroute_holds_total many\n")
 
 
-def test_rates_are_per_second_and_unknown_over_a_restart() -> None:
+def test_rates_are_per_second_and_unknown_across_a_restart() -> None:
     name = "decisions"
     assert rate(decided(10, 100), decided(12, 150), name) == 25
     assert rate(None, decided(12, 150), name) is None
@@ -63,7 +63,7 @@ def test_rates_are_per_second_and_unknown_over_a_restart() -> None:
     )
 
 
-def test_the_number_of_a_decision_is_one_that_can_be_asked_for() -> None:
+def test_a_decision_is_shown_with_its_full_request_number() -> None:
     numbers = [7, 1 << 36 | 3]  # a large one, too
     decisions = [decision(0, request=number) for number in numbers]
     lines = frame(ADMIN, None, Look(0.0, [row(0)], decisions=decisions), View(100, 24))
@@ -71,7 +71,7 @@ def test_the_number_of_a_decision_is_one_that_can_be_asked_for() -> None:
     assert [line.split()[0] for line in shown[:2]] == [str(number) for number in numbers]
 
 
-def test_a_worker_shows_what_its_decisions_came_to() -> None:
+def test_a_worker_is_shown_with_the_hit_rate_and_ttft_of_its_decisions() -> None:
     said = of_workers(
         [
             decision(1, cached_tokens=100, first_token_s=0.1),
@@ -97,7 +97,7 @@ def test_a_worker_shows_what_its_decisions_came_to() -> None:
     assert "GET /health: refused" in text
 
 
-def test_held_tenants_and_trouble_are_told() -> None:
+def test_tenants_with_held_requests_and_connection_errors_are_shown() -> None:
     held = Look(0.0, [row(0)], held={"acme": 3.0, "x": 0.0})
     text = "\n".join(frame(ADMIN, None, held, View(80, 24)))
     assert "held 3" in text
@@ -113,7 +113,7 @@ def test_held_tenants_and_trouble_are_told() -> None:
     sort=st.sampled_from(SORTS),
     said=st.text(max_size=40),
 )
-def test_no_frame_is_larger_than_its_terminal_or_says_what_steers_it(
+def test_a_frame_fits_the_terminal_and_has_no_control_characters(
     workers: int, columns: int, lines: int, sort: str, said: str
 ) -> None:
     rows = [row(n, "down" if n % 7 == 0 else "ready", trouble=said) for n in range(workers)]
@@ -123,7 +123,7 @@ def test_no_frame_is_larger_than_its_terminal_or_says_what_steers_it(
     assert all(len(line) <= columns and line.isprintable() for line in shown)
 
 
-def test_a_thousand_workers_show_the_worst_and_say_how_many_more() -> None:
+def test_of_a_thousand_workers_the_worst_are_shown_and_the_rest_counted() -> None:
     rows = [row(n, inflight_requests=n) for n in range(1_000)]
     rows[500]["state"] = "ejected"
     text = "\n".join(frame(ADMIN, None, Look(0.0, rows), View(80, 24)))
@@ -132,7 +132,7 @@ def test_a_thousand_workers_show_the_worst_and_say_how_many_more() -> None:
     assert "more" in text
 
 
-def test_workers_whose_hits_are_not_exact_are_shown_with_the_reason_and_what_lifts_it() -> None:
+def test_workers_with_inexact_hits_are_shown_with_the_reason_and_the_remedy() -> None:
     none = {"mode": "approximate", "reason": "No tokenizer.", "lift": "--tokenizer DIR"}
     gap = {"mode": "degraded", "reason": "Events are missing.", "lift": None}
     exact = {"mode": "exact", "cause": None, "reason": None, "lift": None}

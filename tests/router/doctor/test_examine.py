@@ -97,7 +97,7 @@ async def small_triton(**fields: Any) -> AsyncIterator[tuple[str, SmallTriton]]:
         yield url, model
 
 
-async def test_a_probe_finds_the_cause_and_measures_within_its_limits() -> None:
+async def test_a_probe_finds_the_cause_and_stays_within_its_limits() -> None:
     limits = ProbeLimits(requests=60, concurrency=4, seconds=20.0)
     async with small_triton(dynamic_batching=None) as (url, model):
         report = await examine([url], Options(seconds=0.4, probe=limits))
@@ -113,7 +113,7 @@ async def test_a_probe_finds_the_cause_and_measures_within_its_limits() -> None:
     assert one["seconds"] >= SLEEP_S
 
 
-async def test_an_idle_server_is_only_read_and_has_no_finding() -> None:
+async def test_an_idle_server_gets_no_inference_request_and_has_no_finding() -> None:
     async with small_triton(dynamic_batching=None) as (url, model):
         report = await examine([url], OPTIONS)
     assert (report.findings, report.status, report.evidence.loaded) == ((), 0, False)
@@ -137,7 +137,7 @@ async def test_an_idle_server_is_only_read_and_has_no_finding() -> None:
         ({"/metrics": 'vllm:num_requests_running{a="b" 3\n'}, "labels are not closed"),
     ],
 )
-async def test_what_cannot_be_read_is_named_and_what_to_do(pages: Pages, says: str) -> None:
+async def test_the_error_for_an_unreadable_page_says_what_to_do(pages: Pages, says: str) -> None:
     async with engine(pages) as url:
         with pytest.raises(DoctorError) as raised:
             await examine([url], OPTIONS)
@@ -145,7 +145,7 @@ async def test_what_cannot_be_read_is_named_and_what_to_do(pages: Pages, says: s
     assert url in str(raised.value) or "metrics line" in str(raised.value)
 
 
-async def test_a_model_whose_configuration_is_refused_is_told_of() -> None:
+async def test_a_model_without_a_readable_configuration_is_reported() -> None:
     async with small_triton() as (url, model):
         model.others.append("b/c")
         report = await examine([url], OPTIONS)
@@ -157,7 +157,7 @@ async def test_a_model_whose_configuration_is_refused_is_told_of() -> None:
             await examine([url], OPTIONS)
 
 
-async def test_the_other_scheme_is_named(tmp_path: Path) -> None:
+async def test_the_error_suggests_the_other_url_scheme(tmp_path: Path) -> None:
     async with small_triton() as (url, _):
         with pytest.raises(DoctorError, match=r"the TLS handshake fails .*http://"):
             await examine([url.replace("http:", "https:")], OPTIONS)
@@ -169,7 +169,7 @@ async def test_the_other_scheme_is_named(tmp_path: Path) -> None:
             await examine([address], OPTIONS)
 
 
-async def test_an_endless_answer_ends_at_its_bound() -> None:
+async def test_an_endless_answer_is_cut_at_its_limit() -> None:
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -186,7 +186,7 @@ async def test_an_endless_answer_ends_at_its_bound() -> None:
     assert sent < 64 << 20
 
 
-def test_load_goes_to_this_machine_unless_allowed() -> None:
+def test_load_goes_to_loopback_unless_another_host_is_allowed() -> None:
     for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
         check_allowed(url, ())
     check_allowed("http://gpu1:8000", ("gpu1",))
@@ -200,7 +200,7 @@ def test_load_goes_to_this_machine_unless_allowed() -> None:
             check_allowed(url, ("gpu2",))
 
 
-async def test_our_engine_says_why_it_does_not_batch() -> None:
+async def test_the_warmroute_engine_reports_why_it_does_not_batch() -> None:
     """Our own engine reports why it does not batch; the worker is real, and its KV cache has room
     for one of eight requests.
     """
@@ -229,7 +229,7 @@ def run(*arguments: str) -> int:
     return main(["doctor", *arguments])
 
 
-def test_the_command_says_what_is_wrong_without_a_traceback(
+def test_the_command_prints_errors_without_a_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for arguments, says in (
@@ -255,7 +255,7 @@ def test_the_command_lists_its_causes(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
-async def test_the_command_prints_json_and_writes_what_it_measured(
+async def test_the_command_prints_json_and_writes_its_measurements(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     times = tmp_path / "times.json"
@@ -269,7 +269,7 @@ async def test_the_command_prints_json_and_writes_what_it_measured(
     assert json.loads(times.read_text())["sizes"] == shown["measured"]["sizes"]
 
 
-async def test_shapes_of_requests_tell_3_from_4(tmp_path: Path) -> None:
+async def test_shapes_and_input_sets_of_a_request_file_are_counted(tmp_path: Path) -> None:
     lines = [
         {"inputs": [{"name": "A", "shape": [1, n]}, *([{"name": "B", "shape": [1]}] * (n > 2))]}
         for n in range(1, 5)

@@ -47,13 +47,13 @@ async def test_a_vllm_without_event_sources_is_served_without_events() -> None:
     assert (facts.kv_capacity_tokens, facts.max_model_tokens) == (32_000, 8192)
 
 
-async def test_a_vllm_with_event_sources_or_a_word_of_its_operator_is_advised_nothing() -> None:
+async def test_a_vllm_with_event_sources_or_an_events_option_gets_no_advice() -> None:
     assert (await recognized({**VLLM, "/kv_event_sources": SOURCES})).advice == ""
     for option in (",events=none", ",events=tcp://127.0.0.1:5557"):
         assert (await recognized(VLLM, option)).advice == ""
 
 
-async def test_a_vllm_tells_what_it_calls_its_model() -> None:
+async def test_the_model_path_of_a_vllm_is_read_from_its_model_list() -> None:
     cards = [
         {"id": "adapter", "root": "/adapters/one", "parent": "m"},
         {"id": "m", "root": "org/model", "owned_by": "vllm"},
@@ -74,7 +74,7 @@ async def test_a_vllm_is_not_used_for_a_model_that_it_does_not_list() -> None:
     assert (await recognized({"/v1/models": MODELS}, ",model=x")).facts.models == ("x",)
 
 
-async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
+async def test_approximated_caches_use_larger_blocks() -> None:
     plain = {"/v1/models": MODELS}
     sizes = {None: 64, 16: 16, 64: 64, 4096: 4096}  # an operator's word counts
     for given, size in sizes.items():
@@ -87,7 +87,7 @@ async def test_caches_that_are_guessed_are_guessed_in_larger_blocks() -> None:
         assert (await recognized(named)).facts.block_size == told
 
 
-async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
+async def test_a_configured_block_size_that_differs_from_the_engines_is_reported() -> None:
     """A reported block size that differs from the real one is shown, because the worker's events
     could not be used.
     """
@@ -97,7 +97,7 @@ async def test_a_block_size_that_is_not_what_it_says_is_told() -> None:
     assert (await recognized({"/v1/models": MODELS}, ",block_size=64")).advice == ""
 
 
-async def test_endpoints_bound_to_every_address_are_reached_at_the_workers_own() -> None:
+async def test_wildcard_event_endpoints_use_the_workers_host() -> None:
     one = await recognized({**VLLM, "/kv_event_sources": SOURCES})
     assert isinstance(one.source, ZmqSource)
     assert one.source.live == "tcp://127.0.0.1:5557"
@@ -113,7 +113,7 @@ async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() 
         assert math.isnan(one.facts.kv_capacity_tokens)
 
 
-async def test_a_renderer_is_named() -> None:
+async def test_a_server_that_only_renders_prompts_is_refused_as_such() -> None:
     """A server that only renders prompts is named as such, by the answers of `vllm launch render`
     0.32; vLLM's servers of embeddings render nothing.
     """
@@ -131,7 +131,7 @@ async def test_a_renderer_is_named() -> None:
     assert (await recognized(others)).kind == "openai"
 
 
-async def test_our_own_engine_has_a_snapshot() -> None:
+async def test_a_warmroute_engine_has_a_snapshot() -> None:
     models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
     pages = {**VLLM, "/v1/models": models, "/kv_event_sources": SOURCES}
     one = await recognized(pages)
@@ -140,7 +140,7 @@ async def test_our_own_engine_has_a_snapshot() -> None:
     assert str(one.source.snapshot).endswith("/kv_snapshot")
 
 
-async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
+async def test_warmroute_engines_that_can_read_each_others_kv_form_a_group() -> None:
     """Our own engines that can read each other's KV form a group: they have one version and store
     one model alike. A worker without a role could take one.
     """
@@ -156,7 +156,7 @@ async def test_our_own_engines_that_read_each_others_kv_are_a_group() -> None:
         assert lone.facts.group is None
 
 
-async def test_adapters_are_told_from_their_base_and_from_its_other_names() -> None:
+async def test_adapters_are_distinguished_from_base_models_and_aliases() -> None:
     cards = [{"id": "m"}, {"id": "alias"}, {"id": "tuned", "parent": "m"}]
     one = await recognized({**VLLM, "/v1/models": {"data": cards}})
     assert one.facts.models == ("m", "alias", "tuned")
@@ -172,7 +172,7 @@ async def test_adapters_are_told_from_their_base_and_from_its_other_names() -> N
     ]
 
 
-async def test_what_the_operator_wrote_wins() -> None:
+async def test_configured_options_override_the_engines_values() -> None:
     options = (
         ",kind=vllm,model=only,block_size=64,events=bind:tcp://h:1,replay=tcp://h:2,topic=kv"
         ",role=decode,kv_tokens=5000,max_requests=7,max_queued_tokens=9000"
@@ -208,7 +208,7 @@ async def test_what_the_operator_wrote_wins() -> None:
         ({"/v1/models": {"data": [{"id": "m", "max_model_len": -1}]}}, "max_model_len"),
     ],
 )
-async def test_nonsense_is_refused_with_what_it_was(pages: Pages, says: str) -> None:
+async def test_an_invalid_page_is_refused_with_the_reason(pages: Pages, says: str) -> None:
     with pytest.raises((UnrecognizedError, WireError), match=says):
         await recognized(pages)
 
@@ -217,7 +217,9 @@ async def test_nonsense_is_refused_with_what_it_was(pages: Pages, says: str) -> 
     "endpoint",
     ["", "x", "inproc://a", "tcp://h", "tcp://h:0", "tcp://h:99999", "pgm://h:1", "tcp://a b:1"],
 )
-async def test_event_endpoints_that_cannot_be_used_cost_the_events_only(endpoint: str) -> None:
+async def test_an_engine_with_an_unusable_event_endpoint_is_served_without_events(
+    endpoint: str,
+) -> None:
     sources = {"0": {"endpoint": endpoint, "replay_endpoint": None}}
     one = await recognized({**VLLM, "/kv_event_sources": sources})
     assert one.source is None
@@ -237,13 +239,13 @@ async def test_event_endpoints_that_cannot_be_used_cost_the_events_only(endpoint
     ],
     ids=["long", "overflow", "nan", "negative", "binary"],
 )
-async def test_hostile_metrics_are_one_kind_of_error(metrics: str | bytes) -> None:
+async def test_hostile_metrics_raise_only_wire_errors(metrics: str | bytes) -> None:
     async with engine({"/metrics": metrics}) as url, aiohttp.ClientSession() as http:
         with pytest.raises(WireError):
             await LoadReader(f"{url}/metrics", loads_in).read(http, aiohttp.ClientTimeout(total=5))
 
 
-async def test_a_load_report_is_read_whole() -> None:
+async def test_all_fields_of_a_load_report_are_read() -> None:
     (load,) = (await loads_of(VLLM)).values()
     assert (load.running, load.waiting, load.kv_usage, load.kv_used_tokens) == (2, 1, 0.5, 16_000)
 
@@ -267,7 +269,7 @@ async def test_a_rank_has_its_own_events_load_and_capacity() -> None:
         await recognized(pages, ",rank=7")
 
 
-async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_their_place() -> None:
+async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_position() -> None:
     """Data-parallel ranks that do not begin at zero are addressed by their place: in vLLM with
     hybrid balancing, this server has the ranks 2 and 3 of four.
     """
@@ -277,7 +279,7 @@ async def test_ranks_that_do_not_begin_at_zero_are_addressed_by_their_place() ->
     assert (await recognized(pages, ",rank=3")).address == 1
 
 
-async def test_the_one_rank_of_an_external_balancer_is_a_worker_like_others() -> None:
+async def test_the_single_rank_of_an_external_balancer_is_an_ordinary_worker() -> None:
     sources = {"3": {"endpoint": "tcp://*:5560"}}
     metrics = METRICS.replace('engine="0"', 'engine="3"')
     pages = {"/v1/models": MODELS, "/metrics": metrics, "/kv_event_sources": sources}
@@ -287,7 +289,7 @@ async def test_the_one_rank_of_an_external_balancer_is_a_worker_like_others() ->
     assert one.facts.kv_capacity_tokens == 32_000
 
 
-async def test_an_engine_that_sleeps_is_no_worker_until_it_wakes() -> None:
+async def test_a_sleeping_engine_is_not_recognized() -> None:
     state = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
     awake = METRICS + state % ("awake", 1) + state % ("discard_all", 0)
     asleep = METRICS + state % ("awake", 0) + state % ("weights_offloaded", 1)
@@ -296,7 +298,7 @@ async def test_an_engine_that_sleeps_is_no_worker_until_it_wakes() -> None:
         await recognized({**VLLM, "/metrics": asleep})
 
 
-async def test_events_may_be_polled_where_the_operator_says_so() -> None:
+async def test_events_are_polled_if_configured() -> None:
     one = await recognized(VLLM, ",kind=openai,events=poll")
     assert isinstance(one.source, PollSource)
     assert one.source.url.endswith("/kv_cache_events")
@@ -304,15 +306,13 @@ async def test_events_may_be_polled_where_the_operator_says_so() -> None:
 
 @pytest.mark.parametrize("page", [HANGS, CUT], ids=["hangs", "cut"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/kv_event_sources"])
-async def test_answers_that_do_not_come_or_do_not_end_are_errors_in_time(
-    path: str, page: object
-) -> None:
+async def test_missing_or_endless_answers_time_out(path: str, page: object) -> None:
     pages = {**VLLM, "/kv_event_sources": SOURCES, path: page}
     with pytest.raises((TimeoutError, aiohttp.ClientError)):
         await recognized(pages, timeout_s=0.2 if page is HANGS else 5.0)
 
 
-async def test_an_address_of_something_else_is_told_from_one_where_nobody_listens() -> None:
+async def test_errors_distinguish_another_protocol_from_a_closed_port() -> None:
     async def speaks_grpc(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\0\0\0\4\0\0\0\0\0")  # settings, whoever asks
         await reader.read(1)
@@ -342,7 +342,7 @@ async def test_an_address_of_something_else_is_told_from_one_where_nobody_listen
     )
 
 
-def test_the_line_of_a_worker_stays_one_line_whatever_its_models_are_called():
+def test_a_worker_is_logged_on_one_line_whatever_its_model_names():
     names = ("tiny", "bad\nname", *(f"adapter-{n}" for n in range(9)))
     facts = WorkerFacts(name="w", models=names, block_size=16, has_events=False)
     assert str(Recognized("vllm", facts, None)) == (
