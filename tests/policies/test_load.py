@@ -125,7 +125,7 @@ def test_a_policy_without_memory_has_no_state():
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("hybird", r"did you mean hybrid\?.*round_robin, random"),
         ("", "no policy ''"),
@@ -159,8 +159,8 @@ def test_a_policy_without_memory_has_no_state():
         ("thresholds", r"it is a wrapper, which stands behind a policy and a \|"),
     ],
 )
-def test_errors_suggest_a_valid_specification(spec, says):
-    with pytest.raises(PolicyError, match=says):
+def test_errors_suggest_a_valid_specification(spec, message):
+    with pytest.raises(PolicyError, match=message):
         load(spec)
 
 
@@ -173,15 +173,15 @@ def test_a_module_that_cannot_be_imported_raises_a_policy_error(source, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("attr", "says"),
+    ("attr", "message"),
     [
         ("returns_list", "list; return a float64"),
         ("returns_ints", "int64; return a float64"),
         ("returns_too_many", r"shape \(3,\) for 2 workers"),
     ],
 )
-def test_the_error_for_wrong_costs_names_the_policy(attr, says):
-    with pytest.raises(PolicyError, match=f"{attr} (returned )?{says}"):
+def test_the_error_for_wrong_costs_names_the_policy(attr, message):
+    with pytest.raises(PolicyError, match=f"{attr} (returned )?{message}"):
         load(f"{HERE}:{attr}").costs(request_of(), fleet_of(worker_id=[0, 1]), None)
 
 

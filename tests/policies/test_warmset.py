@@ -90,11 +90,11 @@ def test_costs_are_valid_for_any_session_data(
     assert (costs > -np.inf).all()
     if standing == "warm":
         assert np.isfinite(costs[fleet.worker_id == home_id]).all(), "warm sessions may go home"
-    nobody = fleet.working_set_tokens == 0.0
+    empty = fleet.working_set_tokens == 0.0
     if standing != "warm":
-        assert np.isfinite(costs[nobody]).all(), "an empty worker takes anybody"
+        assert np.isfinite(costs[empty]).all(), "an empty worker takes any session"
     if np.isnan(fleet.kv_capacity_tokens).all():
-        assert np.isfinite(costs).all(), "what nobody told of shuts nobody out"
+        assert np.isfinite(costs).all(), "unknown capacities exclude no worker"
 
 
 @pytest.mark.parametrize("standing", ["new", "cold"])
@@ -367,7 +367,7 @@ def test_a_request_waits_for_answers_to_free_the_memory_that_it_lacks() -> None:
     assert memory_wait_s(hit_tokens=19_999, **used) == pytest.approx([1 / 1.5, 0.0]), (
         "cached tokens need memory, too"
     )
-    assert memory_wait_s(0.0, **used) == [0.0, 0.0], "nobody knows when an answer ends"
+    assert memory_wait_s(0.0, **used) == [0.0, 0.0], "the end of answers is unknown"
     idle = {"running": [0, 8], "kv_used_tokens": [96_000.0, 1e9]}
     assert memory_wait_s(**idle) == [0.0, 2.0], "no answer to wait for; wait for all answers"
 

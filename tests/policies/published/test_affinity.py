@@ -164,7 +164,7 @@ def test_ray_prefix_takes_the_longest_match_the_smallest_tenant_or_two_choices()
     assert costs_of(policy, request_of(draw=0.2), **apart) == [11.0, np.inf, 0.5]
 
 
-def test_ray_prefix_with_threshold_0_needs_no_match():
+def test_ray_prefix_without_a_match_takes_the_smallest_tree_at_threshold_0():
     state = sent(RayPrefix(), (0, 10, None))
     assert costs_of(RayPrefix(match_threshold=0.0), state=state, hit_tokens=[0, 0]) == [1.0, 0.0]
 

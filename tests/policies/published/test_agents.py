@@ -162,7 +162,7 @@ def test_an_idle_group_expires_and_a_session_does_not():
 
 # --- the memory of both ---------------------------------------------------------------------------
 
-told = st.lists(
+dispatches = st.lists(
     st.tuples(
         st.integers(0, 3),  # worker
         st.sampled_from(["a", "b", "c", None]),  # session
@@ -175,11 +175,11 @@ told = st.lists(
 
 
 @settings(max_examples=examples(200))
-@given(told=told, bound=st.integers(1, 4), idle_s=st.sampled_from([inf, 3.0, 1.0]))
-def test_siblings_and_sessions_map_to_the_worker_of_their_latest_request(told, bound, idle_s):
+@given(dispatches=dispatches, bound=st.integers(1, 4), idle_s=st.sampled_from([inf, 3.0, 1.0]))
+def test_siblings_and_sessions_map_to_the_worker_of_their_latest_request(dispatches, bound, idle_s):
     homes = SiblingHomes(bound, idle_s)
     now_s, groups, sessions = 0.0, {}, {}  # key -> worker, when; in the order of their last use
-    for worker_id, session, parent, tenant, later_s in told:
+    for worker_id, session, parent, tenant, later_s in dispatches:
         now_s += later_s
         homes.observe(dispatched(worker_id, session, parent, now_s, tenant))
         homes.observe(Finish(now_s, 1))

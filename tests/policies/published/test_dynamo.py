@@ -158,10 +158,10 @@ def test_active_blocks_are_the_blocks_of_unfinished_requests(events, chain):
                 Finish(0.0, number) if what == "finish" else Failure(0.0, number, "worker")
             )
             plain.sent.pop(number, None)
-    asked = active.shared(np.array(chain, dtype=np.uint64))
+    found = active.shared(np.array(chain, dtype=np.uint64))
     for worker_id in range(3):
         assert active.blocks.get(worker_id, 0) == plain.blocks(worker_id)
-        assert asked.get(worker_id, 0) == plain.shared(chain, worker_id)
+        assert found.get(worker_id, 0) == plain.shared(chain, worker_id)
     for number in range(6):
         active.observe(Finish(0.0, number))
     assert not active.blocks

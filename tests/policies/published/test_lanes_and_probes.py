@@ -108,7 +108,7 @@ def test_prequal_counts_requests_in_flight_at_known_workers(history):
 
 @settings(max_examples=examples(100))
 @given(events)
-def test_lbgr_queue_equals_the_remaining_work_of_unfinished_requests(history):
+def test_the_lbgr_queue_equals_the_remaining_work_of_running_requests(history):
     policy = Lbgr(slope_ms=100.0)
     state, open_requests, now_s = policy.initial_state(), {}, 0.0
     for fact in facts_of([event for event in history if event[0] not in ("gone", "join")]):

@@ -109,18 +109,18 @@ def test_hit_blocks_are_derived_without_the_block_size(size, blocks, rest, data)
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=60))
 def test_hot_classes_are_counted_within_the_window(events):
-    classes, told = HotClasses(8, 4), []
+    classes, classified = HotClasses(8, 4), []
     for first, held in events:
         chain = [] if first == 5 else [first * 100 + n for n in range(6)]
         fact = sent(chain, hit_tokens=16 * held if chain else 0)
         classes.dispatched(fact)
-        told.append((class_of(fact.chain, 4), bool(chain) and held >= 4))
-    window = [key for key, _ in told[-8:]]
+        classified.append((class_of(fact.chain, 4), bool(chain) and held >= 4))
+    window = [key for key, _ in classified[-8:]]
     assert list(classes.recent) == window
     assert classes.counts == {key: window.count(key) for key in set(window)}
     assert set(classes.wins) <= set(window) - {NO_CLASS}
     for key, wins in classes.wins.items():
-        last = [held for other, held in told if other == key]
+        last = [held for other, held in classified if other == key]
         assert last[-wins:] == [True] * wins
 
 

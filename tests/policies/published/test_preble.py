@@ -170,8 +170,8 @@ def test_only_first_tokens_of_running_requests_are_timed(events):
                 Finish(float(now), number) if what == "end" else Failure(float(now), number, "busy")
             )
             since.pop(number, None)
-    told = window.ttft.totals.get(PREFIX[-1], [0.0, 0.0])
-    assert told == [float(sum(times)), float(len(times))]
+    total = window.ttft.totals.get(PREFIX[-1], [0.0, 0.0])
+    assert total == [float(sum(times)), float(len(times))]
 
 
 def test_an_arrival_removes_expired_work_from_the_window():
@@ -192,14 +192,14 @@ def test_an_arrival_removes_expired_work_from_the_window():
     )
 )
 def test_window_sums_equal_a_plain_count(events):
-    sums, told, now_s = WindowSums(60.0), [], 0.0
+    sums, added, now_s = WindowSums(60.0), [], 0.0
     for gap_s, key, first, second in events:
         now_s += gap_s
         sums.add(now_s, key, float(first), float(second))
-        told.append((math.floor(now_s / 10.0), key, first, second))
+        added.append((math.floor(now_s / 10.0), key, first, second))
     newest = math.floor(now_s / 10.0)
     for key in range(4):
-        mine = [(newest - n, a, b) for n, k, a, b in told if k == key and newest - n < SLICES]
+        mine = [(newest - n, a, b) for n, k, a, b in added if k == key and newest - n < SLICES]
         expected = [sum(a for _, a, _ in mine), sum(b for _, _, b in mine)] if mine else None
         assert sums.totals.get(key) == expected
         for got, ages in zip(sums.halves(key), (range(3, 6), range(3)), strict=True):

@@ -104,7 +104,7 @@ def test_prefix_hash_leaves_an_owner_above_the_bound_for_the_least_loaded():
         assert costs == [-1.0 if stays and at == row else float(n) for at, n in enumerate(requests)]
 
 
-def test_chwbl_walks_on_to_the_next_with_room():
+def test_chwbl_walks_to_the_next_worker_with_room():
     policy = Chwbl()
     request, ids = request_with_key(1), [0, 1, 2, 3]
     way = distances(request, fleet_of(worker_id=ids), 256, 256)

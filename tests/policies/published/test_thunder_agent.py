@@ -196,7 +196,7 @@ def test_a_finished_program_frees_its_room():
     world.check(1_799.0)
     assert world.costs("b") == [inf]
     world.check(6.0)
-    assert world.costs("b") == [0.0], "nobody came back for half an hour"
+    assert world.costs("b") == [0.0], "no request came for half an hour"
 
 
 def test_acting_programs_lose_weight_with_acting_decay():

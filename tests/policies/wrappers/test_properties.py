@@ -37,8 +37,8 @@ def wrappers(draw):
     names = draw(st.lists(st.sampled_from(list(WRAPPERS)), min_size=1, max_size=4, unique=True))
     parts = []
     for name in names:
-        told = {key: draw(values) for key, values in PARAMETERS[name].items()}
-        parts.append(name + "?" + "&".join(f"{key}={value}" for key, value in told.items()))
+        parameters = {key: draw(values) for key, values in PARAMETERS[name].items()}
+        parts.append(name + "?" + "&".join(f"{key}={value}" for key, value in parameters.items()))
     return "|".join(parts)
 
 

@@ -83,7 +83,7 @@ def test_terms_show_the_share_of_the_policy_and_each_wrapper():
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("hybrid|treshold", r"no wrapper 'treshold' \(did you mean thresholds\?\); valid: thresh"),
         ("hybrid|", "no wrapper ''"),
@@ -109,13 +109,13 @@ def test_terms_show_the_share_of_the_policy_and_each_wrapper():
         ("hybrid|my_pkg.my_module", "`:attr` is missing; .* my_pkg.my_module:MyWrapper"),
     ],
 )
-def test_errors_suggest_a_valid_specification(spec, says):
-    with pytest.raises(PolicyError, match=says):
+def test_errors_suggest_a_valid_specification(spec, message):
+    with pytest.raises(PolicyError, match=message):
         load(spec)
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         (f"random|{HERE}:not_a_number", "wrapper .*not_a_number: cost of row 0 is nan"),
         (f"random|{HERE}:minus_infinity", "wrapper .*minus_infinity: cost of row 0 is -inf"),
@@ -125,8 +125,8 @@ def test_errors_suggest_a_valid_specification(spec, says):
         (f"{HERE}:nan_policy|thresholds", "policy .*nan_policy: cost of row 0 is nan"),
     ],
 )
-def test_the_error_for_wrong_costs_names_the_policy_or_wrapper(spec, says):
-    with pytest.raises(PolicyError, match=says):
+def test_the_error_for_wrong_costs_names_the_policy_or_wrapper(spec, message):
+    with pytest.raises(PolicyError, match=message):
         costs_of(spec, running=[0, 1])
 
 

@@ -26,8 +26,8 @@ NOW = request_of(now_s=5.0)
 
 
 def adjusted(wrapper, costs, request=None, state=None, **columns):
-    asked = request or request_of()
-    return wrapper.adjust(np.array(costs), asked, fleet_of(**columns), state).tolist()
+    request = request or request_of()
+    return wrapper.adjust(np.array(costs), request, fleet_of(**columns), state).tolist()
 
 
 # --- bounded_load ---------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_fixed_thresholds_apply_to_any_policy_and_workers_may_override_them():
     assert adjusted(wrapper, [-900.0, 0.0], running=[4, 9]) == [-900.0, 0.0], "all at theirs"
     queued = {"queued_prefill_tokens": [50.0, 49.0]}
     assert adjusted(Thresholds(max_queued_tokens=50.0), [0.0, 0.0], **queued) == [INF, 0.0]
-    assert adjusted(Thresholds(max_kv_fraction=0.5), [0.0, 0.0]) == [0.0, 0.0], "nobody told"
+    assert adjusted(Thresholds(max_kv_fraction=0.5), [0.0, 0.0]) == [0.0, 0.0], "KV use is unknown"
 
 
 def test_thresholds_never_exclude_the_last_worker_of_the_policy():
@@ -149,8 +149,8 @@ def late(held_s=0.0, costs=(1.0, 0.0), request=None, **changes):
     tokens, while the policy prefers the other worker.
     """
     columns = {"hit_tokens": [900, 0], "queued_prefill_tokens": [500.0, 0.0]} | changes
-    asked = replace(request or request_of(), held_s=held_s)
-    return adjusted(LateBinding(max_wait_s=0.4), list(costs), asked, **columns)
+    held_request = replace(request or request_of(), held_s=held_s)
+    return adjusted(LateBinding(max_wait_s=0.4), list(costs), held_request, **columns)
 
 
 def test_late_binding_holds_while_the_cached_worker_is_worth_the_wait():
@@ -171,7 +171,7 @@ def test_late_binding_holds_less_the_longer_a_request_has_waited():
 def test_a_held_request_goes_to_the_cached_worker_once_that_is_free():
     free = {"queued_prefill_tokens": [100.0, 0.0]}  # a step's worth
     assert late(held_s=0.02, **free) == [1.0, INF]
-    assert late(**free) == [1.0, 0.0], "one that has not waited goes where the policy says"
+    assert late(**free) == [1.0, 0.0], "a request that has not waited follows the policy"
     assert late(held_s=0.02, costs=(INF, 0.0), **free) == [INF, 0.0], "the policy shut it"
     assert late(costs=(INF, 0.0)) == [INF, INF], "which its queue may have caused"
 
@@ -235,8 +235,8 @@ def test_the_weight_of_progressive_follows_the_requested_capacity_share(gap_s, s
     fleet = fleet_of(worker_id=[0, 1])
     wrapper = Progressive(low=0.1, high=0.5, load_factor=2.0)
     state = after(wrapper, [300] * 9, gap_s)
-    told = wrapper.weight(state.last_s + since_s, fleet, 100.0, state)
-    assert told == pytest.approx(2.0 * weight, abs=1e-9)
+    actual = wrapper.weight(state.last_s + since_s, fleet, 100.0, state)
+    assert actual == pytest.approx(2.0 * weight, abs=1e-9)
     assert wrapper.weight(5.0, fleet, 100.0, after(wrapper, [300], 1.0)) == 0.0, "one tells no rate"
 
 

@@ -208,10 +208,10 @@ def test_buckets_of_waits_equal_a_plain_count(waits: list[float]) -> None:
     times = HeldTimes()
     for wait_s in waits:
         times.add(wait_s)
-    told = [max(wait_s, 0.0) for wait_s in waits]
+    clipped = [max(wait_s, 0.0) for wait_s in waits]
     for name, count in times.buckets():
-        assert count == sum(wait_s <= float(name) for wait_s in told)
-    assert times.sum_s == pytest.approx(sum(told))
+        assert count == sum(wait_s <= float(name) for wait_s in clipped)
+    assert times.sum_s == pytest.approx(sum(clipped))
 
 
 @pytest.mark.parametrize("policy", ["hybrid", "kv_prefix", "power_of_two", "round_robin"])

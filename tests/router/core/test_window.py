@@ -10,12 +10,12 @@ from router.core.contract.counters import Window
 SPAN_S = 5.0
 STEP_S = SPAN_S / 10
 
-told = st.lists(
+histories = st.lists(
     st.tuples(st.floats(0.0, 3.0), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60
 )
 
 
-@given(told)
+@given(histories)
 def test_a_window_counts_the_current_step_and_the_nine_before_it(steps: list) -> None:
     window, everything, now_s = Window(SPAN_S), [], 0.0
     for pause_s, first, second in steps:

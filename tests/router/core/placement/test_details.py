@@ -47,7 +47,7 @@ class Termed:
     unit = "s"
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.term_calls = 0
         self.give: Any = None
         self.holds = False
 
@@ -57,7 +57,7 @@ class Termed:
         return fleet.requests + fleet.worker_id * 0.25
 
     def terms(self, request: Any, fleet: Any, state: Any) -> Any:
-        self.asked += 1
+        self.term_calls += 1
         if self.give:
             return self.give(len(fleet))
         return {"requests": fleet.requests, "id": fleet.worker_id * 0.25}
@@ -87,7 +87,7 @@ class TermedWorld(World):
 def test_terms_are_not_computed_unless_they_are_read() -> None:
     world = TermedWorld()
     assert world.sent().decision.details is None
-    assert world.policy.asked == 0
+    assert world.policy.term_calls == 0
 
 
 def test_details_show_the_load_before_the_request_was_charged() -> None:
@@ -120,14 +120,14 @@ def test_details_contain_neither_session_nor_tenant_nor_chain() -> None:
     world.core.chooser.explains_all = True
     details = world.sent(session="ann's secret", tenant="a company").decision.details
     assert details is not None
-    told = msgspec.json.encode(everything(details)).decode()
-    assert "secret" not in told
-    assert "company" not in told
-    assert '"chain"' not in told
+    encoded = msgspec.json.encode(everything(details)).decode()
+    assert "secret" not in encoded
+    assert "company" not in encoded
+    assert '"chain"' not in encoded
 
 
 @pytest.mark.parametrize(
-    ("give", "says"),
+    ("give", "message"),
     [
         (lambda rows: 1 / 0, "ZeroDivisionError"),
         (lambda rows: 7, "object is not iterable"),
@@ -139,7 +139,7 @@ def test_details_contain_neither_session_nor_tenant_nor_chain() -> None:
         (lambda rows: {1: np.zeros(rows)}, "a term's name must be text"),
     ],
 )
-def test_invalid_terms_do_not_affect_requests(give: Any, says: str) -> None:
+def test_invalid_terms_do_not_affect_requests(give: Any, message: str) -> None:
     world = TermedWorld()
     world.core.chooser.explains_all = True
     world.policy.give = give
@@ -149,7 +149,7 @@ def test_invalid_terms_do_not_affect_requests(give: Any, says: str) -> None:
         assert decision.details is not None
         assert decision.details.seen[0].terms == {}
     assert world.core.guard.faults == {("termed", "terms"): 20}
-    assert says in str(world.faults[0])
+    assert message in str(world.faults[0])
     assert not world.core.guard.suspension.active
 
 
@@ -216,8 +216,8 @@ def test_the_decision_header_of_1000_workers_fits_client_limits() -> None:
         for prefill in (None, first):
             line = explanation_line(one, full, prefill)
             assert len(line) <= 6_000
-            told = decision_in(line.decode("ascii"))
-            assert (told["worker"], told.get("prefill_worker")) == (3, prefill and 5)
+            decoded = decision_in(line.decode("ascii"))
+            assert (decoded["worker"], decoded.get("prefill_worker")) == (3, prefill and 5)
     assert len(everything(details)["workers"]) == SHOWN_WORKERS
 
 

@@ -115,7 +115,7 @@ def test_few_later_requests_overtake_a_waiting_request(
     assert len(passed) <= len(later)
 
 
-def test_work_that_did_not_wait_counts_for_its_group() -> None:
+def test_unqueued_work_counts_for_its_group() -> None:
     line = Line()
     line.add("ben", 10.0)
     line.turns.served("ann", 1_000.0, waited=False)

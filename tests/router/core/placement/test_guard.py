@@ -27,7 +27,7 @@ class Counting:
     def __init__(self) -> None:
         self.begun = 0
         self.seen = 0
-        self.asked = 0
+        self.calls = 0
         self.fails_to = set[str]()
         self.takes_s = 0.0
         self.clock_s = 0.0
@@ -48,7 +48,7 @@ class Counting:
         return [*state, fact]
 
     def costs(self, request: Any, fleet: Any, state: list[Any]) -> Any:
-        self.asked += 1
+        self.calls += 1
         self.remembered = len(state)
         self._call("costs")
         return np.zeros(len(fleet))
@@ -87,11 +87,11 @@ def test_a_suspended_policy_is_not_called_after_five_faults_in_a_row() -> None:
     world.policy.fails_to = {"costs"}
     assert world.reasons(1.0, 5) == ["fallback"] * 5
     assert [fault.suspended_s for fault in world.faults] == [0, 0, 0, 0, 10]
-    asked, seen = world.policy.asked, world.policy.seen
+    calls, seen = world.policy.calls, world.policy.seen
     world.policy.fails_to = set()
     assert world.reasons(10.9, 5) == ["fallback"] * 5
     world.core.on_tick(Tick(10.95))
-    assert (world.policy.asked, world.policy.seen) == (asked, seen)
+    assert (world.policy.calls, world.policy.seen) == (calls, seen)
     assert len(world.faults) == 5
 
 
@@ -148,12 +148,12 @@ def test_preempted_time_does_not_count_as_slow_but_waiting_does() -> None:
     assert world.reasons(0.0, 8) == ["policy"] * 8
     assert not world.faults
 
-    def waits(*asked: Any) -> Any:
+    def waits(*arguments: Any) -> Any:
         used[1] += 1
         world.policy.clock_s += 0.006
         return np.zeros(2)
 
-    def computes(*asked: Any) -> Any:
+    def computes(*arguments: Any) -> Any:
         used[0] += 0.007
         world.policy.clock_s += 0.5
         return np.zeros(2)

@@ -65,11 +65,11 @@ class Pool(World):
 
     def refute(self, answers: int = ANSWERS) -> list[Action]:
         """Let `answers` answers report no cached tokens; return the actions after the last one."""
-        told: list[Action] = []
+        actions: list[Action] = []
         for family in range(answers):
-            assert told == []
-            told = self.ask(family)
-        return told
+            assert actions == []
+            actions = self.ask(family)
+        return actions
 
     @property
     def seen(self) -> Mapping[str, float]:
@@ -134,10 +134,10 @@ def test_confirming_answers_restore_the_confidence() -> None:
     world.refute()
     needed = 0
     while world.confidence < 1.0:
-        before, told = world.confidence, world.ask(needed, cached=BLOCKS)
+        before, actions = world.confidence, world.ask(needed, cached=BLOCKS)
         assert world.confidence > before
         needed += 1
-    assert told == [Confirmed(0)]
+    assert actions == [Confirmed(0)]
     assert needed <= 2 * ANSWERS
     assert world.hits == BLOCKS
 
@@ -237,7 +237,7 @@ def test_blocks_evicted_before_the_request_do_not_lower_the_confidence() -> None
     assert world.confidence == 1.0
 
 
-def test_evictions_by_the_request_itself_do_not_excuse_missing_hits() -> None:
+def test_own_evictions_of_a_worker_do_not_excuse_missing_hits() -> None:
     """A worker's own evictions are no excuse for missing hits: its cache is full, so each prompt
     that it computes evicts another, and it loses all confidence.
     """
@@ -246,8 +246,8 @@ def test_evictions_by_the_request_itself_do_not_excuse_missing_hits() -> None:
         arrival = world.arrival([*prompt(family), 7])
         world.core.on_arrival(arrival)
         world.claim(Removed(names_of(prompt(PROMPTS - 2 - family))))
-        told = world.core.on_finish(Finish(world.now_s, arrival.request_id, 41, 0, 1))
-    assert told == [Doubted(0, "refuted", 0.0)]
+        actions = world.core.on_finish(Finish(world.now_s, arrival.request_id, 41, 0, 1))
+    assert actions == [Doubted(0, "refuted", 0.0)]
 
 
 def test_hits_that_only_the_router_expected_do_not_lower_the_confidence() -> None:

@@ -65,9 +65,9 @@ def test_held_requests_are_retried_in_order_until_a_few_cannot_be_placed(
         queue.remove(pending)
     for pending in again:
         queue.add(pending)
-    asked = []
+    retried = []
     for pending in queue.sweep(NOW_S):
-        asked.append(pending.serial)
+        retried.append(pending.serial)
         if pending.serial in taken:
             queue.remove(pending)
     expected = []
@@ -83,8 +83,8 @@ def test_held_requests_are_retried_in_order_until_a_few_cannot_be_placed(
             if pending.serial not in taken:
                 # One that has waited for more than 20 s is passed by nobody of its model.
                 refused[model] += 8 if NOW_S - pending.arrival.now_s > 20.0 else 1
-    assert asked == expected
-    assert len(queue) == len(made) - len(taken & set(asked))
+    assert retried == expected
+    assert len(queue) == len(made) - len(taken & set(retried))
 
 
 @pytest.mark.parametrize(("waited_s", "passed"), [(20.0, 1), (20.5, 0)])

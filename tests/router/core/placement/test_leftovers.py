@@ -156,7 +156,9 @@ def test_a_leftover_ends_when_its_worker_leaves(state: str) -> None:
     world = world_of()
     leave(world, sent(world, max_output_tokens=1_000), 0.1)
     actions = world.core.on_worker(WorkerChange(0.2, 0, state))  # type: ignore[arg-type]
-    assert not [action for action in actions if isinstance(action, Cancel)], "nobody waits for it"
+    assert not [action for action in actions if isinstance(action, Cancel)], (
+        "no client waits for it"
+    )
     assert_empty(world)
 
 

@@ -37,13 +37,13 @@ class ComparedWarmset(NativeWarmset):
         self.seen: Counter[str] = Counter()
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
-        for asked in (request, *(self.another(request, fleet) for _ in range(4))):
-            native = super().costs(asked, fleet)
+        for one_request in (request, *(self.another(request, fleet) for _ in range(4))):
+            native = super().costs(one_request, fleet)
             assert native is not None
             with np.errstate(all="ignore"):
-                wanted = self._policy.costs(asked, fleet, None)
-            assert np.array_equal(native, wanted, equal_nan=True), (asked, native, wanted)
-            self.seen[asked.standing] += 1
+                wanted = self._policy.costs(one_request, fleet, None)
+            assert np.array_equal(native, wanted, equal_nan=True), (one_request, native, wanted)
+            self.seen[one_request.standing] += 1
             self.seen["shut"] += int(np.isinf(native).sum())
             self.seen["open"] += int(np.isfinite(native).sum())
         return super().costs(request, fleet)

@@ -58,7 +58,7 @@ class Breakers(RuleBasedStateMachine):
         self.world = World(4, policy="round_robin", **RULES)
         self.model = {worker_id: ModelWorker() for worker_id in range(4)}
         self.at: dict[int, tuple[int, float]] = {}  # request -> (worker, when it was sent)
-        self.asked: set[int] = set()
+        self.probed: set[int] = set()
         self.withheld = 0
 
     @rule(times=st.integers(1, 8))
@@ -119,7 +119,7 @@ class Breakers(RuleBasedStateMachine):
         """Let the worker's ejection end, and let it answer the probe that follows."""
         if self.model[worker_id].health == "ejected" and self.model[worker_id].state == "ready":
             self.wait(max(self.model[worker_id].until_s - self.world.now_s, 0.0))
-            while worker_id in self.asked:
+            while worker_id in self.probed:
                 self.answer(True)
 
     def answered(self, worker_id: int, sent_s: float) -> list[Action]:
@@ -181,17 +181,17 @@ class Breakers(RuleBasedStateMachine):
                 expected.append(self.reinstated(worker_id))
             elif model.health in ("ejected", "probed"):
                 model.health, model.until_s = "probed", now_s + 5.0
-                self.asked.add(worker_id)
+                self.probed.add(worker_id)
                 expected.append(Probe(worker_id))
         assert self.world.core.on_tick(Tick(now_s)) == expected
 
     @rule(well=st.booleans())
     def answer(self, well: bool) -> None:
         """Let a worker answer a probe, perhaps late, when its state has already changed."""
-        if not self.asked:
+        if not self.probed:
             return
-        worker_id = min(self.asked)
-        self.asked.discard(worker_id)
+        worker_id = min(self.probed)
+        self.probed.discard(worker_id)
         model = self.model[worker_id]
         expected: list[Action] = []
         if model.state == "ready" and model.health == "probed":

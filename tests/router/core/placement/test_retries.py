@@ -11,7 +11,7 @@ from router.core.contract.actions import Dispatch, Reject
 from tests.router.core.core_world import World
 
 PLENTY = {"retries_per_s": 1e6}
-NOBODY_ASIDE = {"ejection_failures": 1_000, "ejection_requests": 1_000_000}
+NO_EJECTION = {"ejection_failures": 1_000, "ejection_requests": 1_000_000}
 
 
 def fail(world: World, request_id: int, reason: str, blame: str = "worker", retry: bool = True):
@@ -34,8 +34,8 @@ def test_the_first_retry_after_a_lost_connection_has_no_back_off(reason: str) ->
 
 
 def test_other_retries_back_off_exponentially_with_full_jitter() -> None:
-    told = {"retry_base_s": 0.1, "retry_max_s": 0.3, "max_attempts": 9}
-    world = World(6, **told, **PLENTY, **NOBODY_ASIDE)
+    back_off = {"retry_base_s": 0.1, "retry_max_s": 0.3, "max_attempts": 9}
+    world = World(6, **back_off, **PLENTY, **NO_EJECTION)
     waits: list[list[float]] = []
     for _ in range(40):
         request_id = begun(world)
@@ -77,7 +77,7 @@ def test_attempts_that_reached_a_worker_are_bounded() -> None:
 
 
 def test_no_retry_exceeds_the_retry_budget() -> None:
-    world = World(retry_share=0.5, retries_per_s=0.0, **NOBODY_ASIDE)
+    world = World(retry_share=0.5, retries_per_s=0.0, **NO_EJECTION)
     world.core.on_arrival(world.arrival([1]))
     first, second = begun(world), begun(world)
     assert isinstance(fail(world, first, "status_5xx"), Dispatch)
@@ -92,7 +92,7 @@ def test_no_retry_exceeds_the_retry_budget() -> None:
 
 
 def test_retries_after_a_worker_is_lost_do_not_use_the_budget() -> None:
-    none = {"retry_share": 0.0, "retries_per_s": 0.0, **NOBODY_ASIDE}
+    none = {"retry_share": 0.0, "retries_per_s": 0.0, **NO_EJECTION}
     world = World(2, policy="round_robin", **none)
     assert isinstance(fail(world, begun(world), "connect"), Dispatch)
     for change in ("down", "gone"):
@@ -117,7 +117,7 @@ def test_no_retry_starts_after_the_deadline_of_the_request() -> None:
 
 @given(st.lists(st.sampled_from(["fail", "finish", "leave", "wait"]), max_size=60))
 def test_retries_never_exceed_their_share_and_leave_no_charges(steps: list[str]) -> None:
-    world = World(4, retry_share=0.25, retries_per_s=0.0, **NOBODY_ASIDE)
+    world = World(4, retry_share=0.25, retries_per_s=0.0, **NO_EJECTION)
     arrivals, retried, under_way = [], [], []
     for step in [*steps, *["leave"] * 60]:
         if step == "wait":

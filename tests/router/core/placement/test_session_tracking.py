@@ -141,7 +141,7 @@ def test_an_explanation_sees_the_session_and_changes_no_record() -> None:
     assert sessions is not None
     before = (len(sessions), sessions.count(), len(sessions.owners))
     rows = sessions._rows
-    told = [column.copy() for column in vars(rows).values() if isinstance(column, np.ndarray)]
+    columns = [column.copy() for column in vars(rows).values() if isinstance(column, np.ndarray)]
     for session, blocks in (("a", [*range(8), 20]), ("new", [30, 31]), (None, [*range(8), 40])):
         choice = world.core.explain(world.arrival(blocks, session=session, now_s=1.0))
         assert isinstance(choice, Choice)
@@ -152,22 +152,22 @@ def test_an_explanation_sees_the_session_and_changes_no_record() -> None:
             assert choice.worker.worker_id == sent.worker_id
     assert before == (len(sessions), sessions.count(), len(sessions.owners))
     now = [column for column in vars(rows).values() if isinstance(column, np.ndarray)]
-    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(told, now, strict=True))
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(columns, now, strict=True))
 
 
 def test_explanations_change_no_later_action() -> None:
-    plain, asked = (RandomWorld("warmset?gate=0.01", 5) for _ in range(2))
+    plain, explained = (RandomWorld("warmset?gate=0.01", 5) for _ in range(2))
     for number in range(500):
         plain.step()
-        asked.step()
-        if asked.open and number % 3 == 0:
-            arrival = next(reversed(asked.open.values()))
-            asked.core.explain(arrival)
-            asked.core.explain_held(arrival.request_id, asked.now_s)
-    assert plain.digest.hexdigest() == asked.digest.hexdigest()
+        explained.step()
+        if explained.open and number % 3 == 0:
+            arrival = next(reversed(explained.open.values()))
+            explained.core.explain(arrival)
+            explained.core.explain_held(arrival.request_id, explained.now_s)
+    assert plain.digest.hexdigest() == explained.digest.hexdigest()
 
 
-def test_a_held_request_is_explained_as_held() -> None:
+def test_the_explanation_of_a_held_request_shows_the_hold() -> None:
     world = World(workers=1, policy=WATCHING)
     for number in range(3):
         world.core.on_arrival(world.arrival([number] * 3))
@@ -312,11 +312,11 @@ def test_wanted_tokens_are_known_for_each_worker_if_sessions_are_tracked() -> No
 
 
 @pytest.mark.parametrize(
-    ("most", "told", "refused", "tokens"),
+    ("most", "reported", "refused", "tokens"),
     [(None, None, False, 200), (60, None, False, 60), (60, 7, False, 7), (60, None, True, 0)],
 )
 def test_the_tokens_of_an_uncounted_answer_are_estimated_from_its_time(
-    most: int | None, told: int | None, refused: bool, tokens: int
+    most: int | None, reported: int | None, refused: bool, tokens: int
 ) -> None:
     """The tokens of an answer that another data plane carries, which nobody counts, are estimated
     from its time; otherwise policies would not know how long a turn is.
@@ -328,7 +328,7 @@ def test_the_tokens_of_an_uncounted_answer_are_estimated_from_its_time(
     assert isinstance(dispatch, Dispatch)
     for world.now_s in (1.0, 2.0, 3.0, 5.0):  # the model has its prefill over within a second
         world.core.on_tick(Tick(world.now_s))
-    finish = Finish(world.now_s, arrival.request_id, output_tokens=told, refused=refused)
+    finish = Finish(world.now_s, arrival.request_id, output_tokens=reported, refused=refused)
     world.core.on_finish(finish)
     assert world.core.session_tracking.sessions is not None
     assert world.core.session_tracking.sessions.cycle.output_tokens == tokens

@@ -223,7 +223,9 @@ def late(world: World, number: int, leg: str, reason: str, waited_s: float = 300
     ("reason", "waited_s"),
     [("status_5xx", 300.0), ("timeout_first_byte", 600.0), ("transfer_timeout", 0.5)],
 )
-def test_a_transfer_that_timed_out_is_not_retried(pools: int, reason: str, waited_s: float) -> None:
+def test_a_transfer_that_timed_out_is_not_retried_at_another_pair(
+    pools: int, reason: str, waited_s: float
+) -> None:
     world = pool(*("prefill", "decode") * pools)
     number, _ = ask(world)
     (refused,) = [
@@ -385,15 +387,15 @@ def test_both_charges_are_released_once_in_random_histories(
 @given(steps=st.lists(st.tuples(st.sampled_from((*ENDS, "ask")), st.integers(0, 7)), max_size=30))
 def test_a_recording_of_concurrent_legs_plays_back(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        desk, asked = Desk(Path(folder) / "facts"), 0
+        desk, count = Desk(Path(folder) / "facts"), 0
         for worker_id, role in enumerate(("prefill", "decode", "prefill", "decode")):
             desk.join(worker_id, role=role, **PAIR)
         for what, number in steps:
             desk.now_s += 0.05
             now_s = desk.now_s
             if what == "ask":
-                desk.tell(arrival(now_s, asked, [number, 1, 2], splits=True))
-                asked += 1
+                desk.tell(arrival(now_s, count, [number, 1, 2], splits=True))
+                count += 1
             elif what == "prefilled":
                 desk.tell(Prefilled(now_s, number, 0))
             elif what == "first":

@@ -83,7 +83,7 @@ def test_back_offs_double_up_to_ten_minutes_and_reset_after_a_good_trial() -> No
     assert suspension.backoff_s == BACKOFF_S
 
 
-def test_twenty_faults_at_every_other_decision_suspend_the_policy() -> None:
+def test_faults_in_more_than_half_of_twenty_decisions_suspend_the_policy() -> None:
     suspension, faults = Suspension(), 0
     for _ in range(100):
         for _ in range(2):

@@ -81,10 +81,10 @@ def test_a_cold_burst_of_siblings_computes_the_trunk_once_per_copy(workers: int,
     ]
     pool = Pool("warmset", "qwen3-32b-h100-tp2", workers, 269_000, 16, seed)
     wanted: list[int] = []
-    told = pool.core.on_arrival
+    on_arrival = pool.core.on_arrival
 
     def arrived(fact: Arrival) -> list[Any]:
-        actions = told(fact)
+        actions = on_arrival(fact)
         assert pool.core.session_tracking.sessions is not None
         table = pool.core.session_tracking.sessions.trunks.table()
         wanted.extend(trunk.wanted_copies for trunk in table if trunk.tokens == 6_000)
@@ -92,9 +92,9 @@ def test_a_cold_burst_of_siblings_computes_the_trunk_once_per_copy(workers: int,
 
     pool.core.on_arrival = arrived  # type: ignore[method-assign]
     pool.run(jobs)
-    asked = sum(each.prefix_query_tokens_total for each in pool.schedulers)
+    query_tokens = sum(each.prefix_query_tokens_total for each in pool.schedulers)
     hit = sum(each.prefix_hit_tokens_total for each in pool.schedulers)
-    computations = (asked - hit - 64 * 704) / 6_000
+    computations = (query_tokens - hit - 64 * 704) / 6_000
     assert 1 <= max(wanted) <= workers
     assert computations <= max(wanted) + 1
 

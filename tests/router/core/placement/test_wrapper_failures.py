@@ -18,7 +18,7 @@ def raises(costs, request, fleet, state):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "kind", "says"),
+    ("wrapper", "kind", "message"),
     [
         (f"{__name__}:raises", "raised", "raises failed: KeyError: 'no such column'"),
         (f"{WRAPPERS}:in_place", "raised", "in_place failed: ValueError"),
@@ -26,7 +26,7 @@ def raises(costs, request, fleet, state):
         (f"{WRAPPERS}:too_few", "shape", "too_few returned shape (1,) for 2 workers"),
     ],
 )
-def test_the_fallback_decides_and_the_fault_names_the_wrapper(wrapper, kind, says) -> None:
+def test_the_fallback_decides_and_the_fault_names_the_wrapper(wrapper, kind, message) -> None:
     world = World(workers=2)
     faults: list[PolicyFaultError] = []
     world.core = RouterCore(
@@ -39,4 +39,4 @@ def test_the_fallback_decides_and_the_fault_names_the_wrapper(wrapper, kind, say
     assert (action.decision.policy, action.decision.reason) == ("least_requests", "fallback")
     (fault,) = faults
     assert (fault.policy, fault.kind) == (f"hybrid|thresholds|{wrapper}", kind)
-    assert says in str(fault)
+    assert message in str(fault)

@@ -56,14 +56,14 @@ def test_the_cycle_follows_an_overloaded_pool_only_slowly() -> None:
 
 
 def test_reading_the_cycle_does_not_change_it() -> None:
-    asked, unasked = calm(made := columns()), calm(made)
+    read, unread = calm(made := columns()), calm(made)
     for now_s in range(1, 50):
         made.step_s[0] = 0.010 + now_s / 1e3
-        asked.tick(float(now_s))
-        unasked.tick(float(now_s))
+        read.tick(float(now_s))
+        unread.tick(float(now_s))
         for _ in range(now_s):
-            asked.seconds(ALL)
-    assert asked.seconds(ALL) == unasked.seconds(ALL)
+            read.seconds(ALL)
+    assert read.seconds(ALL) == unread.seconds(ALL)
 
 
 @pytest.mark.parametrize("ticked_between", [False, True])

@@ -86,14 +86,14 @@ def test_absurd_samples_keep_estimates_within_their_range(sample_s: float) -> No
 
 
 @pytest.mark.parametrize(
-    "told", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
+    "prefill", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
 )
-def test_answers_without_a_usable_prefill_time_do_not_change_the_speed(told: Charge) -> None:
+def test_answers_without_a_usable_prefill_time_do_not_change_the_speed(prefill: Charge) -> None:
     """Answers without a visible first token, with too short a prefill, or with a first token before
     the request was sent do not change the estimated speed.
     """
     columns, speed = speeds()
-    speed.first_token(told, 10.0)
+    speed.first_token(prefill, 10.0)
     assert columns.prefill_tokens_per_s[0] == 15_000.0
 
 
@@ -128,7 +128,7 @@ def test_equally_fast_workers_get_equal_estimates_despite_noise(noise: list[floa
     for number, wrong in enumerate(noise):
         compute_alone(speed, ledger, number % 2, 1_500.0 * wrong)
     assert columns.prefill_tokens_per_s == pytest.approx(1_500.0, rel=0.25)
-    assert len(set(columns.prefill_tokens_per_s.tolist())) == 1, "the one nobody asked, too"
+    assert len(set(columns.prefill_tokens_per_s.tolist())) == 1, "also the worker without requests"
 
 
 def test_a_slow_worker_gets_its_own_speed_and_a_new_one_that_of_the_pool() -> None:

@@ -49,14 +49,14 @@ def learned(seed: int) -> ReturnHazard:
     return hazard
 
 
-def horizon_s(told: Columns, rows: Ints, speeds: Floats, capacities: Floats) -> Floats:
+def horizon_s(columns: Columns, rows: Ints, speeds: Floats, capacities: Floats) -> Floats:
     """Return for each session the seconds within which its return saves more than the memory is
     worth meanwhile.
     """
-    home = told["home"][rows]
+    home = columns["home"][rows]
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.maximum(told["private_tokens"][rows], 1.0) / capacities[home]
-        spans_s: Floats = told["cold_work"][rows] / speeds[home] / share
+        share = np.maximum(columns["private_tokens"][rows], 1.0) / capacities[home]
+        spans_s: Floats = columns["cold_work"][rows] / speeds[home] / share
     return np.nan_to_num(spans_s, nan=UNKNOWN_S, posinf=FORGET_S)
 
 
@@ -66,13 +66,13 @@ CAPACITIES = st.sampled_from([1e3, 94_000.0, 3e6, float("nan"), float("inf"), 0.
 @patient
 @given(st.integers(0, 60), st.integers(0, 2**32), st.lists(CAPACITIES, min_size=3, max_size=3))
 def test_native_weights_equal_those_of_numpy(
-    rows: int, seed: int, told_capacities: list[float]
+    rows: int, seed: int, given_capacities: list[float]
 ) -> None:
-    told, hazard = table(rows, seed), learned(seed)
-    known = {name: column.copy() for name, column in told.items()}
-    capacities = np.array(told_capacities)
+    columns, hazard = table(rows, seed), learned(seed)
+    known = {name: column.copy() for name, column in columns.items()}
+    capacities = np.array(given_capacities)
     speeds = np.random.default_rng(seed).lognormal(9, 1, SLOTS)
-    weights = SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S)
+    weights = SessionWeights(columns, LEAST, FORGET_S, UNKNOWN_S)
     for now_s in (1_000.0, 1_000.4, 1_090.0):
         idle = np.flatnonzero((known["serial"] > 0) & (known["inflight"] == 0))
         away_s = np.maximum(now_s - known["idle_s"][idle], 0.0)
@@ -92,7 +92,7 @@ def test_native_weights_equal_those_of_numpy(
         assert unlikely.tolist() == at_home[chance < LEAST].tolist()
         assert over.tolist() == idle[now_s - known["idle_s"][idle] > FORGET_S].tolist()
         for name, column in known.items():
-            assert np.array_equal(told[name], column), name
+            assert np.array_equal(columns[name], column), name
         sums = np.full(SLOTS, 5.0), np.full(SLOTS, 5.0)
         weights.sum_up(rows, *sums)
         for found, name in zip(sums, ("private_tokens", "cold_work"), strict=True):
@@ -102,53 +102,53 @@ def test_native_weights_equal_those_of_numpy(
 
 
 def test_unused_rows_are_not_changed() -> None:
-    told = table(10, 1)
-    before = told["bin"].copy()
-    count, _, _ = SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S).enter_bins(0, 1.0, EDGES_S)
+    columns = table(10, 1)
+    before = columns["bin"].copy()
+    count, _, _ = SessionWeights(columns, LEAST, FORGET_S, UNKNOWN_S).enter_bins(0, 1.0, EDGES_S)
     assert count == 0
-    assert np.array_equal(told["bin"], before)
+    assert np.array_equal(columns["bin"], before)
 
 
 def test_the_error_names_the_argument_that_does_not_fit() -> None:
-    told, column = table(10, 1), np.zeros(SLOTS)
-    weights = SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S)
+    columns, column = table(10, 1), np.zeros(SLOTS)
+    weights = SessionWeights(columns, LEAST, FORGET_S, UNKNOWN_S)
     with pytest.raises(ValueError, match="used must lie within the table"):
         weights.enter_bins(11, 0.0, EDGES_S)
     with pytest.raises(ValueError, match="edges_s must not be empty"):
         weights.enter_bins(10, 0.0, np.zeros(0))
     with pytest.raises(ValueError, match="edges_s and away must have the same length"):
         weights.weigh(10, 0.0, EDGES_S, column, column, column)
-    told["home"][3] = SLOTS
-    for asked in (
+    columns["home"][3] = SLOTS
+    for call in (
         lambda: weights.weigh(10, 0.0, EDGES_S, EDGES_S, column, column),
         lambda: weights.sum_up(10, column, column),
     ):
         with pytest.raises(ValueError, match="a home must lie within the columns of workers"):
-            asked()
+            call()
     fixed = column.copy()
     fixed.flags.writeable = False
-    told["home"][3] = 0
+    columns["home"][3] = 0
     with pytest.raises(ValueError, match=re.escape("cold_work")):
         weights.sum_up(10, column, fixed)
 
 
 @pytest.mark.parametrize("name", ["bin", "weight"])
 def test_a_read_only_table_is_rejected(name: str) -> None:
-    told = table(4, 1)
-    told[name].flags.writeable = False
+    columns = table(4, 1)
+    columns[name].flags.writeable = False
     with pytest.raises(ValueError, match=name):
-        SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S)
+        SessionWeights(columns, LEAST, FORGET_S, UNKNOWN_S)
 
 
 @pytest.mark.parametrize("name", sorted(table(0, 0)))
 def test_a_table_with_wrong_columns_is_rejected(name: str) -> None:
-    told = table(4, 1)
-    short = {**told, name: told[name][:3]}
+    columns = table(4, 1)
+    short = {**columns, name: columns[name][:3]}
     with pytest.raises(ValueError, match="must have the same length"):
         SessionWeights(short, LEAST, FORGET_S, UNKNOWN_S)
     other = np.float64 if name in NUMBERS else np.int64
     with pytest.raises(TypeError, match=name):
-        SessionWeights({**told, name: told[name].astype(other)}, LEAST, FORGET_S, UNKNOWN_S)
-    del told[name]
+        SessionWeights({**columns, name: columns[name].astype(other)}, LEAST, FORGET_S, UNKNOWN_S)
+    del columns[name]
     with pytest.raises(KeyError):
-        SessionWeights(told, LEAST, FORGET_S, UNKNOWN_S)
+        SessionWeights(columns, LEAST, FORGET_S, UNKNOWN_S)

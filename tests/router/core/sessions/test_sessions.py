@@ -104,11 +104,14 @@ def test_a_lookup_returns_the_same_session_data_as_an_arrival(
         tenant=talk.tenant,
     )
     seen = history.sessions.look(fact, fact.chains[BLOCK], BLOCK)
-    told = history.sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
-    assert seen.row in (told.row, -1)
-    assert (seen.row < 0) == (told.private_before == 0 and seen.row != told.row)
-    assert (seen.trunk, seen.trunk_tokens) == (told.trunk, told.trunk_tokens)
-    assert (seen.prompt_tokens, seen.private_before) == (told.prompt_tokens, told.private_before)
+    tracked = history.sessions.arrived(fact, fact.chains[BLOCK], BLOCK)
+    assert seen.row in (tracked.row, -1)
+    assert (seen.row < 0) == (tracked.private_before == 0 and seen.row != tracked.row)
+    assert (seen.trunk, seen.trunk_tokens) == (tracked.trunk, tracked.trunk_tokens)
+    assert (seen.prompt_tokens, seen.private_before) == (
+        tracked.prompt_tokens,
+        tracked.private_before,
+    )
 
 
 # --- whose a request is -------------------------------------------------------------------------

@@ -194,9 +194,9 @@ def test_counts_have_at_most_the_error_of_space_saving(
     now_s += rest_s
     total = sum(exact.values())
     trunks.pool(*PACE, now_s)
-    told = {row.last_hash // 1_000: row for row in trunks.table()}
-    assert len(told) <= heads
-    for head, row in told.items():
+    rows = {row.last_hash // 1_000: row for row in trunks.table()}
+    assert len(rows) <= heads
+    for head, row in rows.items():
         true = exact[head] * fade / FADE_S
         assert row.rate_per_s <= true * (1 + 1e-6) + 1e-9
         assert row.rate_per_s >= true - total * fade / heads / FADE_S - 1e-9
@@ -204,7 +204,7 @@ def test_counts_have_at_most_the_error_of_space_saving(
         assert row.wanted_copies >= 1
     for head, count in exact.items():
         if count > total / heads * (1 + 1e-9):
-            assert head in told
+            assert head in rows
 
 
 @st.composite
@@ -249,8 +249,8 @@ def test_native_and_python_trunks_are_equal_to_the_last_bit(
     heads: int, events: list[tuple[Any, ...]]
 ) -> None:
     native, twin = Trunks(heads), trunks_twin.Trunks(heads)
-    for name, *told in events:
-        ours, theirs = getattr(native, name)(*told), getattr(twin, name)(*told)
+    for name, *arguments in events:
+        ours, theirs = getattr(native, name)(*arguments), getattr(twin, name)(*arguments)
         if name == "of":
             assert fields_of(ours) == fields_of(theirs)
     assert [fields_of(row) for row in native.table()] == [fields_of(row) for row in twin.table()]
@@ -258,7 +258,7 @@ def test_native_and_python_trunks_are_equal_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("arguments", "why"),
     [
         ((run(0, 64), 0, 64, 0, 0, 0.0), "block_size"),
         ((run(0, 64), 16, 64, 5, 0, 0.0), "shared_blocks"),
@@ -266,8 +266,8 @@ def test_native_and_python_trunks_are_equal_to_the_last_bit(
         ((np.zeros(4), 16, 64, 0, 0, 0.0), "chain"),
     ],
 )
-def test_the_error_names_the_invalid_argument(told: tuple[Any, ...], why: str) -> None:
+def test_the_error_names_the_invalid_argument(arguments: tuple[Any, ...], why: str) -> None:
     with pytest.raises((TypeError, ValueError), match=why):
-        Trunks().arrival(*told)
+        Trunks().arrival(*arguments)
     with pytest.raises(ValueError, match="heads"):
         Trunks(0)

@@ -43,11 +43,11 @@ def test_a_trunk_counts_once_at_each_worker_that_has_its_sessions(
                 sets.clear(slot)
                 here = [(t, s) for t, s in here if s != slot]
             tokens = {t: n for t, n in tokens.items() if any(t == other for other, _ in here)}
-            for asked in range(6):
-                places = [here.count((asked, s)) for s in range(SLOTS)]
-                assert [sets.sessions_with(asked, s) for s in range(SLOTS)] == places
-                assert sets.holding(asked).tolist() == [place > 0 for place in places]
-                assert sets.tokens_of(asked) == tokens.get(asked, 0)
+            for each_trunk in range(6):
+                places = [here.count((each_trunk, s)) for s in range(SLOTS)]
+                assert [sets.sessions_with(each_trunk, s) for s in range(SLOTS)] == places
+                assert sets.holding(each_trunk).tolist() == [place > 0 for place in places]
+                assert sets.tokens_of(each_trunk) == tokens.get(each_trunk, 0)
             distinct = set(here)
             sums = [sum(tokens[t] for t, at in distinct if at == s) for s in range(SLOTS)]
             assert sets.trunk_tokens.tolist() == sums

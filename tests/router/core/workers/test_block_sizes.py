@@ -28,8 +28,8 @@ def prompt(seed: int, size: int, blocks: int) -> dict[str, Any]:
     return {"type": "BlockStored", "block_hashes": names, "token_ids": ids, "block_size": size}
 
 
-def tell(world: World, seq: int, *told: Any, source: Any = "live") -> list[Action]:
-    payload = msgspec.msgpack.encode([0.0, told, 0])
+def tell(world: World, seq: int, *raw_events: Any, source: Any = "live") -> list[Action]:
+    payload = msgspec.msgpack.encode([0.0, raw_events, 0])
     events, digest = WireEvents(EventBatch(payload), "m"), xxh3_64_intdigest(payload)
     fact = KvEvents(0.0, 0, seq, events, source, digest)
     return world.core.on_kv_events(fact)
@@ -47,8 +47,8 @@ def hit_blocks(world: World, seed: int, size: int, blocks: int) -> int:
 @pytest.mark.parametrize("size", [BIG, BLOCK // 2])
 def test_the_block_size_is_taken_from_the_events(size: int) -> None:
     world = World(workers=1)
-    told = tell(world, 0, prompt(1, size, 4))
-    assert told == [Followed(0, size, BLOCK)]
+    actions = tell(world, 0, prompt(1, size, 4))
+    assert actions == [Followed(0, size, BLOCK)]
     for seq in range(1, 20):
         assert tell(world, seq, prompt(seq + 1, size, 2)) == []
     worker = worker_of(world)
@@ -87,8 +87,8 @@ def test_a_restart_with_another_block_size_gives_exact_hits_again() -> None:
     world = World(workers=1)
     tell(world, 0, prompt(1, BIG, 2))
     tell(world, 1, prompt(2, BIG, 2))
-    told = tell(world, 0, prompt(3, BLOCK, 4))
-    assert told == [Followed(0, BLOCK, BLOCK)]
+    actions = tell(world, 0, prompt(3, BLOCK, 4))
+    assert actions == [Followed(0, BLOCK, BLOCK)]
     worker = worker_of(world)
     assert (worker.facts.block_size, worker.kv.exact) == (BLOCK, True)
     assert hit_blocks(world, 3, BLOCK, 4) == 4
@@ -108,10 +108,10 @@ def test_a_single_event_of_another_size_changes_nothing() -> None:
 
 def test_a_worker_with_mixed_block_sizes_is_mirrored_until_they_agree() -> None:
     world = World(workers=1)
-    told: list[Action] = []
+    actions: list[Action] = []
     for seq in range(40):
-        told += tell(world, seq, prompt(seq + 1, BLOCK if seq % 2 else 2 * BLOCK, 2))
-    assert Doubted(0, "sizes", 1.0) in told
+        actions += tell(world, seq, prompt(seq + 1, BLOCK if seq % 2 else 2 * BLOCK, 2))
+    assert Doubted(0, "sizes", 1.0) in actions
     worker = worker_of(world)
     assert (worker.kv.guessed, worker.kv.known, worker.tells) == ("sizes", False, False)
     assert math.isnan(world.core.columns.cached_tokens[worker.slot])

@@ -94,9 +94,9 @@ def test_every_worker_that_is_not_busy_is_tried_beyond_attempts_and_budget() -> 
 
 
 def test_a_busy_period_lasts_as_reported_up_to_busy_max_s() -> None:
-    for told_s, lasts_s in ((0.0, 0.5), (1.0, 1.0), (0.2, 0.2), (900.0, 5.0), (math.inf, 5.0)):
+    for reported_s, lasts_s in ((0.0, 0.5), (1.0, 1.0), (0.2, 0.2), (900.0, 5.0), (math.inf, 5.0)):
         world = World(2)
-        assert refuse_as_busy(world, 0, told_s) == [Busied(0, lasts_s)]
+        assert refuse_as_busy(world, 0, reported_s) == [Busied(0, lasts_s)]
         pass_time(world, lasts_s - 0.01)
         assert busy_workers(world) == [0]
         assert {sent(world).worker_id for _ in range(6)} == {1}
@@ -108,8 +108,8 @@ def test_a_busy_period_lasts_as_reported_up_to_busy_max_s() -> None:
 def test_busy_periods_double_until_the_worker_answers() -> None:
     world = World(2)
     lasted = []
-    for told_s in (0.0, 0.0, 0.0, 0.0, 0.0):
-        refuse_as_busy(world, 0, told_s)
+    for reported_s in (0.0, 0.0, 0.0, 0.0, 0.0):
+        refuse_as_busy(world, 0, reported_s)
         since_s = world.now_s
         lasted.append(world.core.workers.get(0).spell.until_s - since_s)
         pass_time(world, lasted[-1])
@@ -269,15 +269,15 @@ def test_a_group_whose_prefill_worker_is_busy_is_skipped() -> None:
 
 def test_a_busy_episode_is_reported_once_and_its_end_once() -> None:
     world = World(2)
-    told: list = []
+    actions: list = []
     for _ in range(50):
-        told += refuse_as_busy(world, 0)
-        told += pass_time(world, 0.3)
-    assert told == [Busied(0, 0.5)]
-    told = []
+        actions += refuse_as_busy(world, 0)
+        actions += pass_time(world, 0.3)
+    assert actions == [Busied(0, 0.5)]
+    actions = []
     for _ in range(120):
-        told += pass_time(world, 0.1)
-    assert [type(action) for action in told] == [Relieved]
+        actions += pass_time(world, 0.1)
+    assert [type(action) for action in actions] == [Relieved]
     assert refuse_as_busy(world, 0) == [Busied(0, 0.5)], "the row is over, too"
 
 

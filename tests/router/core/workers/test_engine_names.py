@@ -58,9 +58,9 @@ def test_rules_give_the_digests_of_vllm(algorithm: str, seed: str) -> None:
 
 def test_long_integers_are_encoded_as_canonical_cbor() -> None:
     (rule,) = (r for r in RULES if (r.algorithm, r.seed) == ("sha256_cbor", "0"))
-    told = rule.encode((b"\1" * 32, (0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1), None))
+    encoded = rule.encode((b"\1" * 32, (0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1), None))
     ids = "00 17 1818 18ff 190100 19ffff 1a00010000 1a7fffffff"
-    assert told == bytes.fromhex(f"83 5820 {'01' * 32} 88 {ids} f6")
+    assert encoded == bytes.fromhex(f"83 5820 {'01' * 32} 88 {ids} f6")
 
 
 ENGINE = Engine(SIZE, WINDOW)
@@ -86,8 +86,8 @@ def test_the_blocks_of_a_tail_and_of_a_junction_are_identified() -> None:
     names = EngineNames("m")
     assert places(names, ENGINE.store_event(PROMPT, 0, [5, 6, 7])) == expected(PROMPT, [5, 6, 7])
     other = PROMPT[: 3 * SIZE] + [9] * 4 * SIZE
-    told = ENGINE.store_event(other, 0, [0, 2, 5, 6])
-    assert places(names, told) == expected(other, [0, 2, 5, 6])
+    event = ENGINE.store_event(other, 0, [0, 2, 5, 6])
+    assert places(names, event) == expected(other, [0, 2, 5, 6])
 
 
 def test_a_prompt_is_followed_through_chunks_without_kept_blocks() -> None:
@@ -117,8 +117,8 @@ def test_the_naming_rule_is_learned_and_then_kept(seed: str) -> None:
 
 def test_an_engine_without_a_known_naming_rule_is_skipped_until_a_restart() -> None:
     names, stranger = EngineNames("m"), Engine(SIZE, WINDOW, 1234)
-    for told in range(64):
-        assert not names.unknown, told
+    for number in range(64):
+        assert not names.unknown, number
         assert places(names, stranger.store_event(PROMPT, 0, [5, 6, 7])) == {}
     assert names.unknown
     assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == {}
@@ -128,10 +128,10 @@ def test_an_engine_without_a_known_naming_rule_is_skipped_until_a_restart() -> N
 
 def test_other_tiers_and_wide_token_ids_are_skipped() -> None:
     names = EngineNames("m")
-    told = ENGINE.store_event(PROMPT, 0, [7])
-    assert places(names, {**told, "medium": "CPU"}) == {}
-    assert places(names, {**told, "token_ids": [2**40, *PROMPT[1:]]}) == {}
-    assert places(names, {**told, "token_ids": PROMPT[:5]}) == {}
+    event = ENGINE.store_event(PROMPT, 0, [7])
+    assert places(names, {**event, "medium": "CPU"}) == {}
+    assert places(names, {**event, "token_ids": [2**40, *PROMPT[1:]]}) == {}
+    assert places(names, {**event, "token_ids": PROMPT[:5]}) == {}
 
 
 def test_the_work_for_each_batch_is_bounded() -> None:

@@ -144,8 +144,8 @@ def test_blocks_of_a_failed_request_are_expected_only_if_others_share_them(
             there = [
                 [block in blocks for block in chain_of(prompt).tolist()] for blocks in believed
             ]
-            told = [([*row, False]).index(False) for row in there]
-            assert raised(expected, prompt, 0, 0) == told
+            leading = [([*row, False]).index(False) for row in there]
+            assert raised(expected, prompt, 0, 0) == leading
 
 
 def expected_hit(world: World, blocks: list[int], worker_id: int) -> int:
@@ -257,8 +257,8 @@ def test_a_block_that_was_stored_and_evicted_is_no_longer_expected() -> None:
 def test_an_eviction_from_another_tier_does_not_end_the_expectation() -> None:
     world = World(workers=1)
     world.core.on_arrival(world.arrival([1, 2, 3]))
-    told = stored([1, 2, 3])
-    world.events(0, 0, told, replace(told, tier="host"))
+    event = stored([1, 2, 3])
+    world.events(0, 0, event, replace(event, tier="host"))
     world.events(0, 1, replace(removed([1, 2, 3], last=3), tier="host"))
     assert expected_hit(world, [1, 2, 3, 9], 0) == 12
     world.events(0, 2, removed([1, 2, 3], last=3))

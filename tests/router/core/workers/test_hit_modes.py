@@ -87,8 +87,8 @@ def test_facts_give_the_cause_with_its_mode_reason_and_remedy(name: str) -> None
     facts, lift = FACTS[name]
     verdict = hit_verdict(HitFacts(**FLAGS, **facts))
     cause = BY_NAME[name]
-    told = (verdict.cause, verdict.mode, verdict.reason, verdict.lift)
-    assert told == (name, cause.mode, cause.reason, lift)
+    found = (verdict.cause, verdict.mode, verdict.reason, verdict.lift)
+    assert found == (name, cause.mode, cause.reason, lift)
 
 
 @pytest.mark.parametrize("name", [n for n in FACTS if BY_NAME[n].mode != "approximate"])

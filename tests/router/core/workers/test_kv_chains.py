@@ -99,8 +99,8 @@ def test_a_stream_of_chain_hashes_gives_the_same_state_as_one_of_tokens(
     seq = 0
     for step, source, events, ended in batches:
         seq = max(seq + step, 0)
-        asked = tokens.events(0, seq, *events, source=source)
-        assert chains.events(0, seq, *map(twin, events), source=source) == asked
+        actions = tokens.events(0, seq, *events, source=source)
+        assert chains.events(0, seq, *map(twin, events), source=source) == actions
         if ended is not None:
             for world in (tokens, chains):
                 world.core.on_replay_end(ReplayEnd(0.0, 0, answered=ended))

@@ -53,13 +53,15 @@ def kv_of(world: World) -> KvState:
 def test_a_worker_never_counts_as_holding_more_blocks_than_fit() -> None:
     world = world_of(index_entries=4096)
     world.events(1, 0, stored([1, 2, 3]))
-    told: list[Action] = []
+    actions: list[Action] = []
     for seq in range(5_000):
-        told += world.events(0, seq, stored([10 + seq]))
+        actions += world.events(0, seq, stored([10 + seq]))
         assert held(world) <= MOST
     overflows = 5_000 // (MOST + 1)
     assert kv_of(world).overflows == overflows
-    assert told == [Doubted(0, "overflow", 1.0)] * overflows.bit_length()  # the 1st, 2nd, 4th ...
+    assert (
+        actions == [Doubted(0, "overflow", 1.0)] * overflows.bit_length()
+    )  # the 1st, 2nd, 4th ...
     assert world.hits([1, 2, 3]) == [0, 3]
     assert world.core.caches.index.evicted == 0  # nobody else's blocks made room
 
@@ -128,17 +130,17 @@ def test_a_worker_without_usable_events_is_reported_once(wire: bool) -> None:
     def tell(worker: int, seq: int) -> list[Action]:
         if not wire:
             return world.events(worker, seq, replace(stored([seq]), parent=None, tokens=()))
-        told = {
+        event = {
             "type": "BlockStored", "block_hashes": [seq], "parent_block_hash": None,
             "token_ids": [[1, 2]] * BLOCK, "block_size": BLOCK, "medium": None,
         }  # fmt: skip
-        events = WireEvents(EventBatch(msgspec.msgpack.encode([0.0, [told], 0])), "m")
+        events = WireEvents(EventBatch(msgspec.msgpack.encode([0.0, [event], 0])), "m")
         return world.core.on_kv_events(KvEvents(0.0, worker, seq, events))
 
     world = world_of()
-    told = [tell(0, seq) for seq in range(3 * USELESS_EVENTS)]
-    assert told.pop(USELESS_EVENTS - 1) == [Doubted(0, "useless", 1.0)]
-    assert not any(told)
+    actions = [tell(0, seq) for seq in range(3 * USELESS_EVENTS)]
+    assert actions.pop(USELESS_EVENTS - 1) == [Doubted(0, "useless", 1.0)]
+    assert not any(actions)
     assert (kv_of(world).known, worker_of(world, 0).tells) == (False, False)
     assert world.events(1, 0, stored([1])) == []
     for seq in range(1, 3 * USELESS_EVENTS):  # some could be used
@@ -221,11 +223,11 @@ def answered(world: World, blocks: list[int], cached_blocks: int) -> None:
 
 def test_a_high_share_of_foreign_requests_is_reported_once_and_its_end_once() -> None:
     world = World(workers=1)
-    told: list[Action] = []
+    actions: list[Action] = []
     for second, running in enumerate([*[0] * 200, *[5] * 200, *[0] * 200]):
         report = LoadReport(float(second), 0, running, 0, math.nan)
-        told += world.core.on_load_report(report)
-    assert told == [Others(1.0, many=True), Others(0.0, many=False)]
+        actions += world.core.on_load_report(report)
+    assert actions == [Others(1.0, many=True), Others(0.0, many=False)]
 
 
 async def test_the_admin_port_and_the_log_show_learned_capacity_and_foreign_load(

@@ -64,15 +64,15 @@ def paths(seed: int, count: int, families: int = 30, depth: int = 12) -> list[Pa
 def errors(
     mirrors: Mirrors,
     engine: Engine,
-    asked: list[Path],
-    told: float,
+    requests: list[Path],
+    capacity_blocks: float,
     output_blocks: int = 0,
     corrected: bool = True,
 ) -> list[int]:
     """Return for each request how many more blocks were expected than found."""
     beyond = []
-    for path in asked:
-        prediction = mirrors.expect(0, chain_of(path), told)
+    for path in requests:
+        prediction = mirrors.expect(0, chain_of(path), capacity_blocks)
         found = engine.serve(path, output_blocks)
         mirrors.answered(prediction, Found(found, 0) if corrected else None, output_blocks)
         beyond.append(prediction.hit_blocks - found)
@@ -81,54 +81,54 @@ def errors(
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
 def test_a_mirror_with_the_right_capacity_is_always_exact(seed: int) -> None:
-    asked = paths(seed, 600)
-    assert set(errors(Mirrors(1, 4096), Engine(120), asked, told=120)) == {0}
+    requests = paths(seed, 600)
+    assert set(errors(Mirrors(1, 4096), Engine(120), requests, capacity_blocks=120)) == {0}
 
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
-@pytest.mark.parametrize(("told", "output_blocks"), [(240, 0), (1000, 0), (240, 6)])
+@pytest.mark.parametrize(("capacity_blocks", "output_blocks"), [(240, 0), (1000, 0), (240, 6)])
 def test_a_smaller_cache_than_configured_is_learned_from_answers(
-    seed: int, told: int, output_blocks: int
+    seed: int, capacity_blocks: int, output_blocks: int
 ) -> None:
-    asked = paths(seed, 1200)
+    requests = paths(seed, 1200)
     mirrors, blind = Mirrors(1, 8192), Mirrors(1, 8192)
-    beyond = errors(mirrors, Engine(120), asked, told, output_blocks)
-    blindly = errors(blind, Engine(120), asked, told, output_blocks, corrected=False)
+    beyond = errors(mirrors, Engine(120), requests, capacity_blocks, output_blocks)
+    blindly = errors(blind, Engine(120), requests, capacity_blocks, output_blocks, corrected=False)
     late, late_blindly = np.abs(beyond[600:]), np.abs(blindly[600:])
     assert late.mean() < 0.35 * late_blindly.mean()
     assert (late > 1).mean() < 0.1
-    assert mirrors.room_blocks(0) < 120 + 0.5 * (told - 120)
+    assert mirrors.room_blocks(0) < 120 + 0.5 * (capacity_blocks - 120)
     assert mirrors.counters.fewer > 0
 
 
 @pytest.mark.parametrize("seed", range(3 * EFFORT))
 def test_answers_take_room_even_without_reported_hits(seed: int) -> None:
-    asked = paths(seed, 1200)
-    beyond = errors(Mirrors(1, 8192), Engine(120), asked, 120, output_blocks=6, corrected=False)
+    requests = paths(seed, 1200)
+    beyond = errors(Mirrors(1, 8192), Engine(120), requests, 120, output_blocks=6, corrected=False)
     assert np.abs(beyond).mean() < 0.05
 
 
 def test_a_larger_cache_than_configured_is_learned_from_answers() -> None:
-    asked = paths(5, 1500)
+    requests = paths(5, 1500)
     mirrors = Mirrors(1, 4096)
-    beyond = np.array(errors(mirrors, Engine(140), asked, told=80))
+    beyond = np.array(errors(mirrors, Engine(140), requests, capacity_blocks=80))
     assert 125 < mirrors.room_blocks(0) <= 160
     assert mirrors.counters.more > 0
     assert np.abs(beyond[750:]).mean() < 0.1
 
 
 def test_odd_answers_do_not_shrink_the_mirror_permanently() -> None:
-    asked = paths(7, 1500)
+    requests = paths(7, 1500)
     mirrors, engine = Mirrors(1, 4096), Engine(120)
-    assert set(errors(mirrors, engine, asked[:500], told=120)) == {0}
-    warm = asked[499]
+    assert set(errors(mirrors, engine, requests[:500], capacity_blocks=120)) == {0}
+    warm = requests[499]
     for _ in range(2):  # as after a reset, or of another router's traffic
         prediction = mirrors.expect(0, chain_of(warm), 120)
         assert prediction.hit_blocks == len(warm)
         engine.serve(warm)
         mirrors.answered(prediction, Found(0, 0))
     assert mirrors.room_blocks(0) < 120
-    beyond = errors(mirrors, engine, asked[500:], told=120)
+    beyond = errors(mirrors, engine, requests[500:], capacity_blocks=120)
     assert np.abs(beyond[-500:]).mean() < 0.05
     assert mirrors.room_blocks(0) > 110
 
@@ -179,8 +179,10 @@ def test_a_mirror_is_bounded_for_any_input(data: st.DataObject, max_blocks: int)
         kind = data.draw(st.sampled_from(["expect", "expect", "answered", "failed", "clear"]))
         slot = data.draw(st.integers(0, 3))
         if kind == "expect":
-            told = data.draw(st.sampled_from([float("nan"), float("inf"), 0.0, 1.0, 7.5, 50.0]))
-            running.append(mirrors.expect(slot, chain_of(data.draw(tree_paths)), told))
+            capacity_blocks = data.draw(
+                st.sampled_from([float("nan"), float("inf"), 0.0, 1.0, 7.5, 50.0])
+            )
+            running.append(mirrors.expect(slot, chain_of(data.draw(tree_paths)), capacity_blocks))
         elif kind == "clear":
             mirrors.clear_worker(slot)
         elif running:
@@ -189,16 +191,16 @@ def test_a_mirror_is_bounded_for_any_input(data: st.DataObject, max_blocks: int)
             if kind == "failed":
                 mirrors.failed(prediction)
             else:
-                told_found = found if data.draw(st.booleans()) else None
-                mirrors.answered(prediction, told_found, data.draw(st.integers(-3, 300)))
+                reported = found if data.draw(st.booleans()) else None
+                mirrors.answered(prediction, reported, data.draw(st.integers(-3, 300)))
         rooms = [mirrors.room_blocks(s) for s in range(4)]
         assert len(mirrors) <= sum(room for room in rooms if room == room) <= max_blocks
 
 
 @patient
-@given(before=st.lists(tree_paths, max_size=8), failed=tree_paths, asked=st.lists(tree_paths))
+@given(before=st.lists(tree_paths, max_size=8), failed=tree_paths, requests=st.lists(tree_paths))
 def test_a_failed_dispatch_leaves_no_blocks_in_the_mirror(
-    before: list[Path], failed: Path, asked: list[Path]
+    before: list[Path], failed: Path, requests: list[Path]
 ) -> None:
     def hits(mirrors: Mirrors, path: Path) -> int:
         blocks = np.zeros(1, dtype=np.int32)
@@ -208,6 +210,6 @@ def test_a_failed_dispatch_leaves_no_blocks_in_the_mirror(
     mirrors = Mirrors(1, 4096)
     for path in before:
         mirrors.answered(mirrors.expect(0, chain_of(path), 1000), None)
-    wanted = [hits(mirrors, path) for path in [failed, *asked]]
+    wanted = [hits(mirrors, path) for path in [failed, *requests]]
     mirrors.failed(mirrors.expect(0, chain_of(failed), 1000))
-    assert [hits(mirrors, path) for path in [failed, *asked]] == wanted
+    assert [hits(mirrors, path) for path in [failed, *requests]] == wanted
