@@ -97,8 +97,8 @@ ANCHORS = (
         ),
         code,
         reach="The source does not give turns, pauses and KV capacity. We took log-normal turns "
-        "with a mean of 6, no pauses, and 307,328 KV tokens for each worker. Each slot has four "
-        "conversations, and figures cover the middle half of the run.",
+        "with a mean of 6, no pauses, and 307,328 KV tokens for each worker. Each slot runs four "
+        "conversations in turn, and figures cover the middle half of the run.",
     ),
     Anchor(
         "llm-d-reasoning-2026",
@@ -124,7 +124,7 @@ ANCHORS = (
         rollouts,
         reach="The replay has a third of the turns. The source does not give lengths; we took "
         "8,000 tokens for a first prompt, then 1,000 in and 300 out for each turn. Tools take no "
-        "time, and caches evict nothing. Figures are of three seeds together; with one of the "
+        "time in the replay, and caches evict nothing. Figures are of three seeds together; with one of the "
         "seeds consistent_hash is as fast as cache_aware (29 November 2026).",
     ),
 )  # fmt: skip

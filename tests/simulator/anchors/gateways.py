@@ -62,6 +62,7 @@ ANCHORS = (
         ),
         gateways,
         reach="As in the source, 300 conversations a second begin on 120 workers. The source does "
-        "not give lengths; we chose them. Gateways with nothing shared get no KV events either.",
+        "not give the lengths of prompts; we chose lengths. Gateways that share nothing also get "
+        "no KV events.",
     ),
 )  # fmt: skip

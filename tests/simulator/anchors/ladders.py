@@ -104,7 +104,7 @@ PLACED = (
 FAR = (
     "In the published run round robin is a little beyond saturation (mean TTFT 7 s at 60 "
     "requests/s), in our replay further beyond saturation. Beyond saturation TTFT grows with the "
-    "length of a stage. Output does not depend on this length, and agrees."
+    "length of a stage. Output tokens/s do not depend on the length of a stage, and agree."
 )
 PROMPTS = "150 x 5 prompts, 6,000 + 1,200 in, 1,000 out, 3 to 60 requests/s"
 ANCHORS = (
@@ -140,7 +140,7 @@ ANCHORS = (
             Compared("highest output, optimized / service", 2.15, PLACED),
         ),
         lambda full: against_service("llm_d_sticky", full, 3 if full else 1),
-        reach=f"{SEVEN} Ours are means over three seeds.",
+        reach=f"{SEVEN} Our figures are means over three seeds.",
     ),
     Anchor(
         "llm-d-70b-2025",

@@ -55,9 +55,9 @@ ANCHORS = (
             Compared("output per GPU, split / not, 4,096 in, 1,024 out", 1.7, EVEN, short=0.5),
         ),
         gains,
-        reach="The first case is published as 1.4 to 1.8; 1.6 is the middle. The blog does not "
-        "give the number of GPUs of a worker that does both (8 in our replay), nor the speeds of "
-        "the range (50 tokens/s in our replay, as in the second case). Every step keeps the time "
-        "per token.",
+        reach="The published gain of the first case is 1.4 to 1.8, whose middle is 1.6. The blog "
+        "does not give the number of GPUs of a worker that does both (8 in our replay), nor the "
+        "speed for which the gain holds (50 tokens/s in our replay, as in the second case). Every "
+        "step keeps the target for the time per token.",
     ),
 )  # fmt: skip
