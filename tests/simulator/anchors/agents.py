@@ -124,7 +124,7 @@ ANCHORS = (
         rollouts,
         reach="The replay has a third of the turns. The source does not give lengths; we took "
         "8,000 tokens for a first prompt, then 1,000 in and 300 out for each turn. Tools take no "
-        "time in the replay, and caches evict nothing. Figures are of three seeds together; with one of the "
-        "seeds consistent_hash is as fast as cache_aware (29 November 2026).",
+        "time in the replay, and caches evict nothing. Figures are of three seeds together; with "
+        "one of the seeds consistent_hash is as fast as cache_aware (29 November 2026).",
     ),
 )  # fmt: skip
