@@ -16,10 +16,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 async def until_logged(path: Path, count: int) -> dict[str, dict[str, Any]]:
     """Wait until the access log has `count` lines; return them by request id."""
 
-    async def there() -> bool:
+    async def has_lines() -> bool:
         return len(lines_of(path)) >= count
 
-    await until(there, f"{count} lines")
+    await until(has_lines, f"{count} lines")
     lines = lines_of(path)
     assert len(lines) == count
     return {line["id"]: line for line in lines}

@@ -54,10 +54,10 @@ class Collector:
     async def traces(self, requests: int = 1) -> dict[str, list[Seen]]:
         """Wait until the spans of `requests` requests have arrived; return spans by trace id."""
 
-        async def there() -> bool:
+        async def has_requests() -> bool:
             return sum(span.kind == "server" for span in self.seen) >= requests
 
-        await until(there, f"the spans of {requests} requests")
+        await until(has_requests, f"the spans of {requests} requests")
         found: dict[str, list[Seen]] = {}
         for span in self.seen:
             found.setdefault(span.trace, []).append(span)

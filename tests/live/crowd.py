@@ -81,7 +81,7 @@ class Crowd:
         head += self.fields
         return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a summary for people: how many requests were served and what went wrong."""
         waits = sorted(self.waits_s)
         p50, p99 = (waits[int(len(waits) * share)] if waits else 0.0 for share in (0.5, 0.99))
@@ -185,7 +185,7 @@ class Client:
             raise ValueError(f"{head[:40]!r}: {data[:300]!r}")
         if fields.get(b"connection") == b"close" or self._asked >= self._stays:
             await self.close()
-        return _text(data) if stream else _whole_text(data)
+        return _text(data) if stream else _complete_text(data)
 
     async def _head(self, request: bytes) -> bytes:
         if self._reconnects and self._reader is not None and self._reader.at_eof():
@@ -211,7 +211,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def _whole_text(data: bytes) -> str:
+def _complete_text(data: bytes) -> str:
     answer = json.loads(data)
     (choice,) = answer["choices"]
     if (answer["usage"]["completion_tokens"], choice["finish_reason"]) != (WHOLE_TOKENS, "length"):

@@ -61,7 +61,7 @@ class FailingEngine:
                 sizes = [int(x[15:]) for x in lines if x.startswith("content-length:")]
                 body = await reader.readexactly(sizes[0]) if sizes else b""
                 if lines[0].startswith("get"):
-                    writer.write(_whole(*self._page(lines[0].split()[1])))
+                    writer.write(_response(*self._page(lines[0].split()[1])))
                     continue
                 self.asked += 1
                 if await self._answer(json.loads(body), lines[0].split()[1], writer):
@@ -103,7 +103,7 @@ class FailingEngine:
             if chat:
                 text = {"message": {"role": "assistant", "content": "word"}}
             choice = {"index": 0, "finish_reason": "length"} | text
-            out.write(_whole(200, {"id": "x", "choices": [choice], "usage": usage}))
+            out.write(_response(200, {"id": "x", "choices": [choice], "usage": usage}))
             return
         out.write(_EVENTS_HEAD)
         for piece in range(PIECES):
@@ -126,17 +126,17 @@ def _failure(way: Way, model: str, streams: bool, chat: bool) -> bytes:
     if way.startswith("status_"):
         status = int(way.removeprefix("status_"))
         extra = b"Retry-After: 2\r\n" if status != 529 else b""
-        return _whole(status, {"error": error | {"code": status}}, extra)
+        return _response(status, {"error": error | {"code": status}}, extra)
     if way in ("no_model", "no_adapter"):
         why = f"The model `{model}` does not exist."
         missing = {"message": why, "type": "NotFoundError", "param": "model", "code": 404}
-        return _whole(404, {"error": missing})
+        return _response(404, {"error": missing})
     if way == "html":
-        return _whole(200, _PAGE, kind=b"text/html")
+        return _response(200, _PAGE, kind=b"text/html")
     if way == "empty_body":
-        return _whole(200, b"", kind=b"text/event-stream" if streams else b"application/json")
+        return _response(200, b"", kind=b"text/event-stream" if streams else b"application/json")
     if not streams:
-        return _whole(200, _failed_json(way, error, chat))
+        return _response(200, _failed_json(way, error, chat))
     events = {
         "done_alone": b"",
         "error_first": b"data: " + json.dumps({"error": error}).encode() + b"\n\n",
@@ -178,7 +178,9 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _whole(status: int, body: Any, extra: bytes = b"", kind: bytes = b"application/json") -> bytes:
+def _response(
+    status: int, body: Any, extra: bytes = b"", kind: bytes = b"application/json"
+) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = b"HTTP/1.1 %d X\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n"
     return head % (status, kind, extra, len(data)) + data

@@ -24,7 +24,7 @@ BIG_BYTES = 1 << 20
 FLOOD = 512  # messages of that size: more than all buffers on their way hold
 
 
-def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
+def infer_request(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
     """Return an inference request; its id says how the worker answers."""
     request = pb.ModelInferRequest(model_name=model, id=id)
     request.inputs.add(name="T", datatype="BYTES", shape=[1])

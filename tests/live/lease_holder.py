@@ -43,7 +43,7 @@ class LeaseHolder:
         """Ask the replica for its lease's token; the answer is the next `asked` line."""
         self._in.write(b"?\n")
 
-    async def says(self) -> tuple[str, int | None]:
+    async def next_line(self) -> tuple[str, int | None]:
         """Return the replica's next line as (`told` or `asked`, token or None if it has
         no lease).
         """
@@ -54,7 +54,7 @@ class LeaseHolder:
     async def fence(self) -> int | None:
         """Return the lease's token that the replica holds now, or None if it has no lease."""
         self.ask()
-        while (said := await self.says())[0] != "asked":
+        while (said := await self.next_line())[0] != "asked":
             pass
         return said[1]
 

@@ -103,7 +103,7 @@ async def publishing(count: int) -> AsyncIterator[Publishers]:
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, 4 * count + 64)
     made = [_publisher(context) for _ in range(count)]
-    runner = web.AppRunner(_who(), access_log=None)
+    runner = web.AppRunner(_http_app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
     tasks = [asyncio.create_task(one.serve()) for one in made]
@@ -126,7 +126,7 @@ def _publisher(context: zmq.asyncio.Context) -> Publisher:
     return Publisher(pub, router, *ends)
 
 
-def _who() -> web.Application:
+def _http_app() -> web.Application:
     async def models(request: web.Request) -> web.Response:
         return web.Response(body=_MODELS, content_type="application/json")
 

@@ -112,10 +112,10 @@ async def test_the_access_log_can_be_standard_output(tmp_path: Path) -> None:
     async with running(tmp_path, router=["--access-log", "-"]) as stack:
         await ask(stack, "a")
 
-        async def there() -> bool:
+        async def logged() -> bool:
             return '"id":"a"' in stack.router.log.read_text()
 
-        await until(there, "the line")
+        await until(logged, "the line")
 
 
 async def test_lines_that_a_full_disk_cannot_take_are_counted(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ async def until_ready(http: aiohttp.ClientSession, url: str, workers: int) -> No
     await until(ready, f"{workers} workers to be ready")
 
 
-async def answered_anew(request: web.Request) -> web.StreamResponse:
+async def answered_without_cached_tokens(request: web.Request) -> web.StreamResponse:
     """Answer as a worker that reports no cached tokens for any prompt."""
     if request.path != "/v1/messages":
         return await answered(request)
@@ -178,10 +178,10 @@ async def test_messages_and_responses_of_agents_go_to_workers_with_their_prefixe
         await assert_turns_find_their_caches(http, router.url, rows, model)
         async with http.get(f"{router.facts['admin']}/explain?last=100") as answer:
             decisions = (await answer.json())["decisions"]
-        assert_agents_are_told_apart(decisions, client)
+        assert_agents_are_distinguished(decisions, client)
 
 
-def assert_agents_are_told_apart(decisions: list[dict[str, Any]], client: str) -> None:
+def assert_agents_are_distinguished(decisions: list[dict[str, Any]], client: str) -> None:
     """Check that the decisions show an operator which client and which agent sent each request."""
     parents = {row["parent"] for row in decisions} - {None}
     if client == "pi":  # each of its sub-agents is a program of its own
@@ -215,7 +215,7 @@ async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> No
     async with (
         Programs(tmp_path) as programs,
         aiohttp.ClientSession() as http,
-        served_by(answered_anew) as url,
+        served_by(answered_without_cached_tokens) as url,
     ):
         arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", f"{url},kind=openai"]
         router = await programs.start("router", "router", arguments)

@@ -16,15 +16,15 @@ from tests.live.stack import until
 ENTRY = Announcement(url="http://127.0.0.1:1")
 
 
-async def said(url: str, caplog: pytest.LogCaptureFixture) -> str:
+async def first_log_line(url: str, caplog: pytest.LogCaptureFixture) -> str:
     """Announce a worker at `url` and return the first line of the log about it."""
 
-    async def told() -> bool:
+    async def logged() -> bool:
         return bool(caplog.messages)
 
     announcing = asyncio.create_task(Announcer(Announce(url, lease_s=1.0), ENTRY).run())
     try:
-        await until(told, "a line in the log")
+        await until(logged, "a line in the log")
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)
@@ -40,7 +40,7 @@ async def test_a_wrong_or_missing_redis_password_is_reported_without_the_passwor
     try:
         for login in (":secret@", ""):
             caplog.clear()
-            line = await said(f"redis://{login}127.0.0.1:{server.port}", caplog)
+            line = await first_log_line(f"redis://{login}127.0.0.1:{server.port}", caplog)
             assert f"not announced at {server.url}, " in line
             assert "refuses the user or password, or asks for one: correct --announce" in line
             assert "tries again" in line
@@ -50,6 +50,6 @@ async def test_a_wrong_or_missing_redis_password_is_reported_without_the_passwor
 
 
 async def test_an_unreachable_redis_is_reported_without_the_password(caplog) -> None:
-    line = await said(f"redis://:secret@127.0.0.1:{lasting_port()}", caplog)
+    line = await first_log_line(f"redis://:secret@127.0.0.1:{lasting_port()}", caplog)
     assert "no answer: does Redis run there?; tries again" in line
     assert "secret" not in caplog.text

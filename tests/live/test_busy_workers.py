@@ -58,7 +58,9 @@ async def pool(
             await engine.stop()
 
 
-async def asked(stack: Stack, prompt: list[int], model: str = MODEL) -> tuple[int, str | None]:
+async def send_prompt(
+    stack: Stack, prompt: list[int], model: str = MODEL
+) -> tuple[int, str | None]:
     body = {"model": model, "prompt": prompt, "max_tokens": 1}
     async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
         await reply.read()
@@ -78,12 +80,12 @@ async def test_a_worker_that_refuses_requests_gets_few_and_no_client_sees_an_err
 ) -> None:
     async with pool(tmp_path, 4, "--policy", policy) as (stack, engines):
         prompt = list(range(200))
-        assert (await asked(stack, prompt))[0] == 200
+        assert (await send_prompt(stack, prompt))[0] == 200
         warm = next(engine for engine in engines if engine.asked)
         warm.status, warm.headers, warm.said = status, headers, said
         began_s = time.monotonic()
         for i in range(300):
-            assert (await asked(stack, prompt if i % 2 else [*prompt[:64], i]))[0] == 200
+            assert (await send_prompt(stack, prompt if i % 2 else [*prompt[:64], i]))[0] == 200
         elapsed_s = time.monotonic() - began_s
         # Spells of 0.5 s at least, each twice as long as the one before.
         assert warm.refused <= 2 + elapsed_s / 4 + 3
@@ -100,11 +102,11 @@ async def test_with_all_workers_busy_clients_get_the_workers_own_refusal(
         for engine in engines:
             engine.status, engine.headers, engine.said = 429, {"Retry-After": "900"}, "no room"
         for i in range(60):
-            assert await asked(stack, [i]) == (429, "900")
+            assert await send_prompt(stack, [i]) == (429, "900")
         for engine in engines:
             engine.status = 200
         for i in range(60):
-            assert (await asked(stack, [i]))[0] == 200
+            assert (await send_prompt(stack, [i]))[0] == 200
         assert {engine.asked[MODEL] > 0 for engine in engines} == {True}, "all of them are asked"
 
 
@@ -113,7 +115,7 @@ async def test_a_busy_only_worker_still_gets_requests_and_is_shown_as_busy(tmp_p
         engine.status, engine.headers = 429, {"Retry-After": "1"}
 
         async def shown() -> tuple[str, float | None]:
-            assert await asked(stack, [1]) == (429, "1")
+            assert await send_prompt(stack, [1]) == (429, "1")
             async with stack.http.get(f"{stack.admin}/workers") as reply:
                 (row,) = (await reply.json())["workers"]
             return row["state"], row["busy_for_s"]
@@ -125,7 +127,7 @@ async def test_a_busy_only_worker_still_gets_requests_and_is_shown_as_busy(tmp_p
         async with stack.http.get(f"{stack.url}/ready") as reply:
             assert reply.status == 200, "it would be asked"
         engine.status = 200
-        assert (await asked(stack, [1]))[0] == 200
+        assert (await send_prompt(stack, [1]))[0] == 200
 
         async def ready() -> bool:
             async with stack.http.get(f"{stack.admin}/workers") as reply:
@@ -166,13 +168,13 @@ async def test_a_request_for_an_adapter_moves_if_its_worker_has_unloaded_it(
 ) -> None:
     async with pool(tmp_path, 3, kind=Denying) as (stack, engines):
         prompt = list(range(100))
-        assert (await asked(stack, prompt, "lora"))[0] == 200
+        assert (await send_prompt(stack, prompt, "lora"))[0] == 200
         (warm,) = (engine for engine in engines if engine.asked["lora"])
         looks = warm.looks
         warm.lists, warm.has = lists, False
         began_s = time.monotonic()
         for _ in range(200):
-            assert (await asked(stack, prompt, "lora"))[0] == 200
+            assert (await send_prompt(stack, prompt, "lora"))[0] == 200
         elapsed_s = time.monotonic() - began_s
         # Each list of models that an answer contradicts is believed twice as late: after 1, 2, 4
         # seconds.
@@ -182,18 +184,18 @@ async def test_a_request_for_an_adapter_moves_if_its_worker_has_unloaded_it(
             return warm.looks > looks
 
         await until(looked, "a look at the worker")
-        assert (await asked(stack, prompt))[0] == 200, "its base model is asked for as before"
+        assert (await send_prompt(stack, prompt))[0] == 200, "its base model is asked for as before"
         log = stack.router.log.read_text()
         assert log.count("does not have the model 'lora'") == 1
         assert "keeps failing" not in log
         for engine in engines:
             engine.has = False
-        assert (await asked(stack, prompt, "lora"))[0] == 404, "nobody has it"
-        assert (await asked(stack, prompt, "unheard of"))[0] == 404
+        assert (await send_prompt(stack, prompt, "lora"))[0] == 404, "nobody has it"
+        assert (await send_prompt(stack, prompt, "unheard of"))[0] == 404
         for engine in engines:
             engine.has = engine.lists = True
 
         async def served() -> bool:
-            return (await asked(stack, prompt, "lora"))[0] == 200
+            return (await send_prompt(stack, prompt, "lora"))[0] == 200
 
         await until(served, "it is loaded again")

@@ -18,7 +18,9 @@ BROKEN = b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops"
 EMBED = "/v1/embeddings"
 
 
-async def who(stack: Stack, engines: list[ApiEngine], asked: str = "chat") -> list[list[str]]:
+async def sessions_by_engine(
+    stack: Stack, engines: list[ApiEngine], asked: str = "chat"
+) -> list[list[str]]:
     """Send one request for each session; return for each engine the sessions that it got."""
     for engine in engines:
         engine.asked.clear()
@@ -49,26 +51,26 @@ async def two_revisions(folder: Path) -> AsyncIterator[tuple[Stack, list[ApiEngi
 
 async def test_a_canary_gets_its_share_of_sessions_until_it_is_removed(tmp_path: Path) -> None:
     async with two_revisions(tmp_path) as (stack, engines, ids):
-        first = await who(stack, engines)
+        first = await sessions_by_engine(stack, engines)
         assert 20 <= len(first[1]) <= 60
         assert len(first[0]) + len(first[1]) == SESSIONS
-        assert await who(stack, engines) == first  # no session changes its revision
+        assert await sessions_by_engine(stack, engines) == first  # no session changes its revision
         await stack.remove(ids[1])
-        alone = await who(stack, engines)
+        alone = await sessions_by_engine(stack, engines)
         assert (len(alone[0]), alone[1]) == (SESSIONS, [])
         ids[1] = await stack.add(f"{engines[1].url},revision=v2")
-        assert await who(stack, engines) == first
+        assert await sessions_by_engine(stack, engines) == first
         status, answer = await stack.post(b'{"input":"a"}', EMBED)
         assert (status, answer["error"]["code"]) == (400, "missing_model")
 
 
 async def test_requests_that_fail_at_the_canary_move_to_the_other_revision(tmp_path: Path) -> None:
     async with two_revisions(tmp_path) as (stack, engines, ids):
-        first = await who(stack, engines)
+        first = await sessions_by_engine(stack, engines)
         await stack.remove(ids[1])
         async with misbehaving(BROKEN, MODEL) as (url, broken):
             await stack.add(f"{url},revision=v2")
-            after = await who(stack, engines)
+            after = await sessions_by_engine(stack, engines)
             assert len(after[0]) == SESSIONS
             assert set(first[0]) <= set(after[0])
             assert broken

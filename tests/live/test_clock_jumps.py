@@ -94,7 +94,7 @@ async def test_clock_jumps_of_an_hour_under_load_do_no_harm(
                     if "one" in names:
                         await until(partial(shows, both.stacks[0], shift_s), "the clock to jump")
                     await both_served(one, two)
-            print(one.told(), two.told(), sep="\n")
+            print(one.summary(), two.summary(), sep="\n")
             assert one.lost == two.lost == []
             assert await figures(both) == before
             for stack in both.stacks:
@@ -146,4 +146,4 @@ async def both_served(*crowds: Crowd) -> None:
         return all(crowd.served.total() > n + 5 for crowd, n in zip(crowds, served, strict=True))
 
     await until(more, "more answers")
-    assert not any(crowd.lost for crowd in crowds), [crowd.told() for crowd in crowds]
+    assert not any(crowd.lost for crowd in crowds), [crowd.summary() for crowd in crowds]

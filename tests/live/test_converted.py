@@ -45,16 +45,16 @@ async def test_a_converted_sglang_command_line_serves_chats_and_keeps_its_limit(
             async with http.post(url, json={**CHAT, "max_tokens": tokens}) as reply:
                 return reply.status, await reply.text()
 
-        async def one(state: str) -> None:
-            async def is_one() -> bool:
+        async def until_one_request(state: str) -> None:
+            async def is_one_request() -> bool:
                 return await stack.metric(f"warmroute_{state}_requests") == 1
 
-            await until(is_one, f"one {state} request")
+            await until(is_one_request, f"one {state} request")
 
         first = asyncio.create_task(chat(600))
-        await one("running")
+        await until_one_request("running")
         second = asyncio.create_task(chat(1))
-        await one("waiting")  # the router itself has the limit
+        await until_one_request("waiting")  # the router itself has the limit
         third = await chat(1)
         assert third[0] == 503
         assert "limits.hold_requests" in third[1]

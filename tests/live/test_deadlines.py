@@ -17,7 +17,7 @@ OWN, ENVOY = "x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
-async def assert_nobody_is_blamed(stack: Stack) -> None:
+async def assert_no_worker_is_blamed(stack: Stack) -> None:
     for name in ("worker_failures", "ejections", "retries"):
         assert await stack.metric(f"warmroute_{name}_total") == 0
     await stack.assert_idle()
@@ -48,7 +48,7 @@ async def test_a_deadline_that_passes_before_an_answer_is_504_and_stops_the_work
         assert 'error="deadline_exceeded"' in await exposition(stack)
         it.harm = "none"
         assert (await stack.complete([1], headers={name: "20000"}))[0] == 200
-        await assert_nobody_is_blamed(stack)
+        await assert_no_worker_is_blamed(stack)
 
 
 async def test_a_deadline_cuts_a_begun_answer_so_that_it_does_not_look_complete(
@@ -61,7 +61,7 @@ async def test_a_deadline_cuts_a_begun_answer_so_that_it_does_not_look_complete(
             assert reply.status == 200
             with pytest.raises(aiohttp.ClientPayloadError):
                 await reply.read()
-        await assert_nobody_is_blamed(stack)
+        await assert_no_worker_is_blamed(stack)
 
 
 async def test_a_held_request_is_refused_when_its_deadline_passes(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ async def test_a_held_request_is_refused_when_its_deadline_passes(tmp_path: Path
     async with running(tmp_path, workers=1, router=holding) as stack:
         status, answer = await stack.complete([1], headers={OWN: "100"})
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        await assert_nobody_is_blamed(stack)
+        await assert_no_worker_is_blamed(stack)
 
 
 async def test_the_routers_own_total_timeout_holds_without_a_clients_deadline(

@@ -55,7 +55,7 @@ class Ground:
     rng: random.Random
 
     @property
-    def goes_on(self) -> bool:
+    def has_time(self) -> bool:
         return time.monotonic() < self.until_s
 
     async def pause(self, least_s: float, most_s: float) -> None:
@@ -168,13 +168,13 @@ async def test_requests_that_another_worker_can_serve_survive_repeated_faults(
         await stack.assert_idle()
         before, harms = await footprint(stack), 0
         async with crowding(Crowd(stack.url, streams, rate, TOKENS)) as crowd:
-            while ground.goes_on or not harms:
-                assert not crowd.lost, crowd.told()
+            while ground.has_time or not harms:
+                assert not crowd.lost, crowd.summary()
                 await HARMS[harm](ground)
                 harms += 1
         moved = await stack.metric("warmroute_migrations_total")
         print(f"{harm}: {harms} harms, {ground.front.harmed} to answers, {moved:g} moved")
-        print(crowd.told())
+        print(crowd.summary())
         assert stack.router.process.returncode is None
         assert not crowd.lost
         assert crowd.served["stream"] > streams

@@ -15,7 +15,7 @@ from tests.told_decision import decision_in
 ASK = "x-warmroute-explain"
 
 
-async def told(stack: Stack, prompt: list[int], how: str = "1") -> dict[str, Any]:
+async def explanation_in_header(stack: Stack, prompt: list[int], how: str = "1") -> dict[str, Any]:
     """Send a streamed request, read it to its end and return the explanation in its header."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -50,10 +50,10 @@ async def test_the_explain_header_the_admin_page_and_the_log_agree(tmp_path: Pat
     async with running(
         tmp_path, workers=2, router=["--policy", "hybrid", "--request-log", str(log)]
     ) as stack:
-        short = await told(stack, list(range(100)))
+        short = await explanation_in_header(stack, list(range(100)))
         assert short["best"][0]["terms"].keys() == {"missing_s", "queued_s", "requests_s"}
         assert "columns" not in short
-        full = await told(stack, list(range(100)), "full")
+        full = await explanation_in_header(stack, list(range(100)), "full")
         assert full["columns"][str(full["worker"])]["hit_tokens"] == full["expected_hit_tokens"]
         kept = await answered(stack, full["request"])
         assert kept["why"].startswith(f"worker {full['worker']} holds ")

@@ -65,7 +65,7 @@ class Without:
             *command, cwd=self.folder, stdout=piped, stderr=piped
         )
 
-    async def said(self, *arguments: str) -> tuple[int | None, str]:
+    async def run_to_end(self, *arguments: str) -> tuple[int | None, str]:
         """Run the router until it exits; return its exit status and its error output."""
         process = await self.run(*arguments)
         _, errors = await asyncio.wait_for(process.communicate(), WAIT_S)
@@ -139,7 +139,7 @@ async def test_a_router_without_one_extra_serves_requests_and_stops(
 @pytest.mark.parametrize("without", ASKING, indirect=True)
 async def test_flags_that_need_a_missing_extra_are_rejected(without: Without) -> None:
     arguments, key = ASKING[without.extra]
-    status, errors = await without.said("serve", "--worker", "http://127.0.0.1:1", *arguments)
+    status, errors = await without.run_to_end("serve", "--worker", "http://127.0.0.1:1", *arguments)
     assert status == 2
     assert "Traceback" not in errors
     assert f"router/{without.extra} is not installed, which this needs" in errors
@@ -150,7 +150,7 @@ async def test_flags_that_need_a_missing_extra_are_rejected(without: Without) ->
     ("without", "command"), [("doctor", "doctor"), ("admin", "kv")], indirect=["without"]
 )
 async def test_a_command_of_a_missing_extra_names_the_extra(without: Without, command: str) -> None:
-    status, errors = await without.said(command, "http://127.0.0.1:1")
+    status, errors = await without.run_to_end(command, "http://127.0.0.1:1")
     assert (status, errors) == (
         1,
         f"error: router/{without.extra} is not installed, which this needs\n",

@@ -68,14 +68,14 @@ async def test_block_hashes_of_the_warmroute_engine_are_those_of_xxhash(
             await one.until_hit(CHAIN, 5)
             assert one.kv().known
             assert feed.counters.snapshots == (1 if ask == "snapshot" else 0)
-            await until(heard_live(http, program.url, one), "the subscription to take hold")
+            await until(received_live(http, program.url, one), "the subscription to take hold")
             await complete(http, program.url, [*PROMPT[:SIZE], *PROMPT])
             branch = chain_of([*PROMPT[:SIZE], *PROMPT], SIZE)
             await one.until_hit(branch, 6)
             assert one.hit(CHAIN) == 5
 
 
-def heard_live(http: aiohttp.ClientSession, url: str, one: Rig):  # type: ignore[no-untyped-def]
+def received_live(http: aiohttp.ClientSession, url: str, one: Rig):  # type: ignore[no-untyped-def]
     """Return a condition that publishes a batch and is true once a batch was received; batches sent
     before the subscription takes effect are lost.
     """

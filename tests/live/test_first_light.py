@@ -132,14 +132,14 @@ async def test_explain_shows_the_latest_decisions_and_can_decide_without_dispatc
     tried: dict[str, Any] = {}
     hits: dict[int, int] = {}
 
-    async def told() -> bool:  # the router first learns a slow worker anew
+    async def hits_are_expected() -> bool:  # the router first learns a slow worker anew
         async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
             tried.update(await reply.json())
         hits.update({one["worker"]: one["hit_tokens"] for one in tried["best"]})
         return sorted(hits.values()) == [0, 0, len(PREFIX) - 1]
 
     # The choice depends on loads and speeds, too, which differ on a busy machine.
-    await until(told, "one worker to have the prompt")
+    await until(hits_are_expected, "one worker to have the prompt")
     assert tried["expected_hit_tokens"] == hits[tried["worker"]]
     assert [r["inflight_requests"] for r in await stack.rows()] == before
     async with stack.http.get(f"{stack.admin}/explain?last=2") as reply:
@@ -154,10 +154,10 @@ async def test_a_client_that_disconnects_during_prefill_stops_the_worker(stack) 
     body = {"model": "slow", "prompt": [1] * 5000, "max_tokens": 2, "stream": True}
     request = asyncio.create_task(stack.http.post(f"{stack.url}/v1/completions", json=body))
 
-    async def running_there() -> bool:
+    async def runs_at_worker() -> bool:
         return await metric_sum(stack.http, slow.url, "vllm:num_requests_running") == 1
 
-    await until(running_there, "the request to run")
+    await until(runs_at_worker, "the request to run")
     request.cancel()
 
     async def gone() -> bool:

@@ -21,7 +21,14 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 from router.body.scan import LONG_BYTES
 from tests.certs import Authority
 from tests.live.grpc_stubs import stub_of
-from tests.live.grpc_worker import FLOOD, MODEL, GrpcWorker, asked, grpc_worker, metrics_page
+from tests.live.grpc_worker import (
+    FLOOD,
+    MODEL,
+    GrpcWorker,
+    grpc_worker,
+    infer_request,
+    metrics_page,
+)
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.served_app import served_by
@@ -88,7 +95,7 @@ def bytes_of(path: str) -> bytes:
 
 async def test_a_call_is_forwarded_to_a_worker_and_its_answer_to_the_client(stack: Stack) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
-        call = stub.ModelInfer(asked("ok"), metadata=(("x-request-id", "7"), ("mine", "a")))
+        call = stub.ModelInfer(infer_request("ok"), metadata=(("x-request-id", "7"), ("mine", "a")))
         answer = await call
         assert (answer.id, answer.raw_output_contents) == ("ok", [b"answer"])
         told = dict(await call.trailing_metadata())
@@ -101,18 +108,18 @@ async def test_a_call_moves_from_a_worker_that_is_full_or_fails(stack: Stack) ->
     async with grpc_worker(full=True) as full, grpc_worker() as free, stub_of(stack) as stub:
         async with behind(stack, full, free) as ids:
             for n in range(8):
-                assert (await stub.ModelInfer(asked(f"full-{n}"))).id == f"full-{n}"
-                answers = await streamed(stub, [asked(f"full-s{n}")])
+                assert (await stub.ModelInfer(infer_request(f"full-{n}"))).id == f"full-{n}"
+                answers = await streamed(stub, [infer_request(f"full-s{n}")])
                 assert [one.infer_response.id for one in answers] == [f"full-s{n}"] * 3
             assert sum(full.seen.values()) > 0
             assert (await stack.row(ids[0]))["failures"] == 0
-            code = await failed(stub.ModelInfer(asked("internal")))
+            code = await failed(stub.ModelInfer(infer_request("internal")))
             assert code == (grpc.StatusCode.INTERNAL, "out of memory"), "its own word at last"
             assert full.seen["internal"] + free.seen["internal"] > 1
         async with behind(stack, full):
-            code = await failed(stub.ModelInfer(asked("full")))
+            code = await failed(stub.ModelInfer(infer_request("full")))
             assert code == (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
-            (answer,) = await streamed(stub, [asked("full-2")])
+            (answer,) = await streamed(stub, [infer_request("full-2")])
             assert answer.error_message == "Exceeds maximum queue size"
             assert answer.infer_response.id == "full-2"
 
@@ -121,18 +128,20 @@ async def test_a_request_that_breaks_off_gets_one_error_and_other_requests_conti
     stack: Stack,
 ) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
-        answers = await streamed(stub, [asked("cut"), asked("ok"), asked("none")])
+        answers = await streamed(
+            stub, [infer_request("cut"), infer_request("ok"), infer_request("none")]
+        )
         of: dict[str, list[str]] = {"cut": [], "ok": []}
         for answer in answers:
             of[answer.infer_response.id].append(answer.error_message)
         broken = "the worker failed in the middle of its answer"
         assert of == {"cut": ["", broken], "ok": ["", "", ""]}
         ends = (ERRORS_END,)
-        code = await failed(streamed(stub, [asked("refused")], metadata=ends))
+        code = await failed(streamed(stub, [infer_request("refused")], metadata=ends))
         assert code == (grpc.StatusCode.INVALID_ARGUMENT, "as asked")
-        (answer,) = await streamed(stub, [asked("refused")])
+        (answer,) = await streamed(stub, [infer_request("refused")])
         assert answer.error_message == "as asked"
-        code = await failed(streamed(stub, [asked("cut")], metadata=ends))
+        code = await failed(streamed(stub, [infer_request("cut")], metadata=ends))
         assert code == (grpc.StatusCode.UNAVAILABLE, broken)
 
 
@@ -152,34 +161,42 @@ async def test_disconnects_and_deadlines_end_the_calls_at_the_worker(stack: Stac
 
             await until(seen, f"{id} at the worker")
 
-        call = stub.ModelInfer(asked("hang-1"))
+        call = stub.ModelInfer(infer_request("hang-1"))
         waiting = asyncio.ensure_future(call)
         await begun("hang-1")
         call.cancel()
         await asyncio.wait((waiting,))
         await gone("hang-1")
-        assert await failed(stub.ModelInfer(asked("hang-2"), timeout=0.3)) == PAST_DEADLINE
+        assert await failed(stub.ModelInfer(infer_request("hang-2"), timeout=0.3)) == PAST_DEADLINE
         await gone("hang-2")
         told = (("x-request-timeout-ms", "300"),)
-        assert await failed(stub.ModelInfer(asked("hang-4"), metadata=told)) == PAST_DEADLINE
+        assert (
+            await failed(stub.ModelInfer(infer_request("hang-4"), metadata=told)) == PAST_DEADLINE
+        )
         await gone("hang-4")
-        each = [stub.ModelInfer(asked(f"hang-5{n}"), timeout=0.2 + n / 7e3) for n in range(32)]
+        each = [
+            stub.ModelInfer(infer_request(f"hang-5{n}"), timeout=0.2 + n / 7e3) for n in range(32)
+        ]
         assert await asyncio.gather(*map(failed, each)) == [PAST_DEADLINE] * 32
         late = [f"hang-late-{n}" for n in range(8)]  # the whole stream ends, not one message
-        calls = [streamed(stub, [asked(id)], timeout=0.3 + n / 1e3) for n, id in enumerate(late)]
+        calls = [
+            streamed(stub, [infer_request(id)], timeout=0.3 + n / 1e3) for n, id in enumerate(late)
+        ]
         assert await asyncio.gather(*map(failed, calls)) == [PAST_DEADLINE] * 8
         for id in late:
             await gone(id)
         # The deadline of each request, not of the call.
-        answer, late = await streamed(stub, [asked("stuck-1")], metadata=told)
+        answer, late = await streamed(stub, [infer_request("stuck-1")], metadata=told)
         assert (answer.infer_response.id, late.infer_response.id) == ("stuck-1", "stuck-1")
         assert late.error_message == "the request's deadline passed in the middle of its answer"
-        code = await failed(streamed(stub, [asked("stuck-2")], metadata=(*told, ERRORS_END)))
+        code = await failed(
+            streamed(stub, [infer_request("stuck-2")], metadata=(*told, ERRORS_END))
+        )
         assert code == (grpc.StatusCode.DEADLINE_EXCEEDED, late.error_message)
         await gone("stuck-2")
         stream = stub.ModelStreamInfer()
-        await stream.write(asked("hang-3"))
-        await stream.write(asked("ok"))
+        await stream.write(infer_request("hang-3"))
+        await stream.write(infer_request("ok"))
         assert [(await stream.read()).infer_response.id for _ in range(3)] == ["ok"] * 3
         await begun("hang-3")
         stream.cancel()
@@ -189,14 +206,14 @@ async def test_disconnects_and_deadlines_end_the_calls_at_the_worker(stack: Stac
 async def test_a_slow_reader_pauses_only_its_own_stream(stack: Stack) -> None:
     async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
         stream = stub.ModelStreamInfer()
-        await stream.write(asked("flood"))
+        await stream.write(infer_request("flood"))
         await stream.done_writing()
         assert (await stream.read()).infer_response.id == "flood"
         sent = 0
         while one.seen["flooded"] > sent:  # windows and sockets buffer a part of it
             sent = one.seen["flooded"]
             for n in range(5):  # meanwhile; each takes a tenth of a second
-                assert (await stub.ModelInfer(asked(f"slow-{n}"))).id == f"slow-{n}"
+                assert (await stub.ModelInfer(infer_request(f"slow-{n}"))).id == f"slow-{n}"
         assert sent < FLOOD, "it waits for its reader"
         for _ in range(sent):  # all of these, and one more
             assert (await stream.read()).infer_response.id == "flood"
@@ -218,12 +235,14 @@ async def test_malformed_messages_and_unknown_methods_get_grpc_errors(stack: Sta
                 assert "no ModelInferRequest" in why
             torn = b"\x2a\x03\xff\xff\xff"  # a broken input, after the fields that routing needs
             for more in (b"", bytes_field(LONG_BYTES)):
-                code, why = await failed(infer(asked("x").SerializeToString() + torn + more))
+                code, why = await failed(
+                    infer(infer_request("x").SerializeToString() + torn + more)
+                )
                 assert (code, "no ModelInferRequest" in why) == (
                     grpc.StatusCode.INVALID_ARGUMENT,
                     True,
                 )
-            code, why = await failed(infer(asked("x", model="nobody").SerializeToString()))
+            code, why = await failed(infer(infer_request("x", model="nobody").SerializeToString()))
             assert (code, why) == (
                 grpc.StatusCode.NOT_FOUND,
                 "Request for unknown model: 'nobody' is not found",
@@ -233,15 +252,15 @@ async def test_malformed_messages_and_unknown_methods_get_grpc_errors(stack: Sta
                     channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"")
                 )
                 assert code is grpc.StatusCode.UNIMPLEMENTED
-            shared = asked("x")
+            shared = infer_request("x")
             shared.inputs[0].parameters["shared_memory_region"].string_param = "a"
             code, why = await failed(infer(shared.SerializeToString()))
             assert (code, "shared memory" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-            big = asked("x", text=bytes(2 * BODY_BYTES)).SerializeToString()
+            big = infer_request("x", text=bytes(2 * BODY_BYTES)).SerializeToString()
             code, _ = await failed(infer(big))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         async with stub_of(stack) as stub:
-            (answer,) = await streamed(stub, [asked("x", model="nobody")])
+            (answer,) = await streamed(stub, [infer_request("x", model="nobody")])
             assert "unknown model" in answer.error_message
             for call in ("CudaSharedMemoryStatus", "LogSettings", "TraceSetting"):
                 request = getattr(pb, f"{call}Request")()
@@ -273,7 +292,7 @@ async def test_bytes_that_are_not_grpc_disturb_no_other_client(stack: Stack) -> 
         rubbish += [preface + draw.randbytes(draw.randrange(200)) for _ in range(100)]
         rubbish += [draw.randbytes(500) for _ in range(20)]
         await asyncio.gather(*map(send, rubbish))
-        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        assert (await stub.ModelInfer(infer_request("ok"))).id == "ok"
 
 
 async def test_a_worker_without_grpc_gets_no_grpc_call(stack: Stack) -> None:
@@ -282,7 +301,7 @@ async def test_a_worker_without_grpc_gets_no_grpc_call(stack: Stack) -> None:
         row = await stack.row(worker_id)
         assert row["grpc"] is None
         assert INFER in row["lacks"]
-        code, why = await failed(stub.ModelInfer(asked("ok")))
+        code, why = await failed(stub.ModelInfer(infer_request("ok")))
         assert code is grpc.StatusCode.NOT_FOUND, why
         assert INFER in why
         await stack.remove(worker_id)
@@ -295,7 +314,7 @@ async def test_a_wrong_grpc_address_does_not_affect_http(stack: Stack) -> None:
         await wrong.stop_grpc()
         async with behind(stack, wrong) as ids:
             for _ in range(8):
-                code, why = await failed(stub.ModelInfer(asked("ok")))
+                code, why = await failed(stub.ModelInfer(infer_request("ok")))
                 assert code is grpc.StatusCode.UNAVAILABLE, "clients try it again"
                 assert "speaks gRPC now" in why
             row = await stack.row(ids[0])
@@ -303,7 +322,7 @@ async def test_a_wrong_grpc_address_does_not_affect_http(stack: Stack) -> None:
             assert f"check grpc={wrong.address}" in row["advice"]
             async with behind(stack, one):
                 for _ in range(8):
-                    assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+                    assert (await stub.ModelInfer(infer_request("ok"))).id == "ok"
 
 
 async def test_grpc_and_metrics_that_start_later_than_http_are_found(stack: Stack) -> None:
@@ -330,7 +349,7 @@ async def test_grpc_and_metrics_that_start_later_than_http_are_found(stack: Stac
                 return (row["grpc"], row["kv_capacity_tokens"]) == (one.address, 64_000)
 
             await until(found, "its gRPC and its figures are found")
-            assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+            assert (await stub.ModelInfer(infer_request("ok"))).id == "ok"
             await stack.remove(worker_id)
 
 
@@ -370,7 +389,7 @@ async def test_grpc_requires_api_keys_and_supports_tls(
             await stack.add(f"{one.url},grpc={one.address}")
             stub = Stub(channel)
             for wrong in ((), (("authorization", "Bearer guess"),)):
-                code, why = await failed(stub.ModelInfer(asked("ok"), metadata=wrong))
+                code, why = await failed(stub.ModelInfer(infer_request("ok"), metadata=wrong))
                 assert (code, why) == (
                     grpc.StatusCode.UNAUTHENTICATED,
                     "the API key is missing or wrong",
@@ -378,16 +397,16 @@ async def test_grpc_requires_api_keys_and_supports_tls(
                 code, _ = await failed(stub.ModelConfig(pb.ModelConfigRequest(name=MODEL)))
                 assert code is grpc.StatusCode.UNAUTHENTICATED
             right = (("authorization", "Bearer secret"),)
-            assert (await stub.ModelInfer(asked("ok"), metadata=right)).id == "ok"
+            assert (await stub.ModelInfer(infer_request("ok"), metadata=right)).id == "ok"
             assert "authorization" not in one.metadata[0]
             assert (await stub.ServerLive(pb.ServerLiveRequest())).live
             spoil(pair.cert)
             stack.router.process.send_signal(signal.SIGHUP)
 
-            async def said() -> bool:
+            async def logged() -> bool:
                 return "not read anew for gRPC" in stack.router.log.read_text()
 
-            await until(said, "the router to say that it cannot read the file")
+            await until(logged, "the router to say that it cannot read the file")
         async with grpc.aio.secure_channel(address, trusted) as anew:
             assert (await Stub(anew).ServerLive(pb.ServerLiveRequest())).live
         async with grpc.aio.insecure_channel(address) as plain:
@@ -406,9 +425,9 @@ async def test_idle_streams_and_watches_do_not_delay_the_shutdown(
             watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
             assert await watch.read() == b"\x08\x01"
             idle, busy = Stub(channel).ModelStreamInfer(), Stub(channel).ModelStreamInfer()
-            await idle.write(asked("ok-1"))
+            await idle.write(infer_request("ok-1"))
             assert [(await idle.read()).infer_response.id for _ in range(3)] == ["ok-1"] * 3
-            await busy.write(asked("slow-1"))
+            await busy.write(infer_request("slow-1"))
             await busy.done_writing()
 
             async def under_way() -> bool:  # a stop ends a stream of which nothing was read
@@ -432,17 +451,17 @@ async def test_a_restarted_worker_gets_grpc_calls_again(stack: Stack) -> None:
     port = lasting_port()
     async with grpc_worker(port=port) as one, stub_of(stack) as stub:
         worker_id = await stack.add(f"{one.url},grpc={one.address}")
-        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        assert (await stub.ModelInfer(infer_request("ok"))).id == "ok"
         await one.stop_grpc()
         one.well = False
         await stack.until_state(worker_id, "down")
         for _ in range(3):
-            code, _ = await failed(stub.ModelInfer(asked("ok")))
+            code, _ = await failed(stub.ModelInfer(infer_request("ok")))
             assert code is grpc.StatusCode.UNAVAILABLE
         await one.start_grpc()
         one.well = True
         await stack.until_state(worker_id, "ready")
-        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        assert (await stub.ModelInfer(infer_request("ok"))).id == "ok"
         await stack.remove(worker_id)
 
 
@@ -453,7 +472,9 @@ async def test_running_calls_end_before_the_router_stops(
     async with running(folder, workers=0, router=ROUTER) as stack, grpc_worker() as one:
         await stack.add(f"{one.url},grpc={one.address}")
         async with stub_of(stack) as stub:
-            calls = [asyncio.ensure_future(stub.ModelInfer(asked(f"slow-{n}"))) for n in range(5)]
+            calls = [
+                asyncio.ensure_future(stub.ModelInfer(infer_request(f"slow-{n}"))) for n in range(5)
+            ]
 
             async def begun() -> bool:
                 return sum(one.seen.values()) == 5
@@ -490,21 +511,21 @@ async def test_requests_over_a_models_limit_wait_and_are_refused_like_by_triton(
         async def sent() -> bool:
             return one.seen["hang-9"] == 1
 
-        hanging = stub.ModelInfer(asked("hang-9"))
+        hanging = stub.ModelInfer(infer_request("hang-9"))
         await until(sent, "the first one to be there")
-        brief = asked("brief")
+        brief = infer_request("brief")
         brief.parameters["timeout"].int64_param = 200_000
         code, why = await failed(stub.ModelInfer(brief))
         assert code == grpc.StatusCode.UNAVAILABLE
         assert why.startswith("Request timeout expired: ")
         assert why.endswith("the model's limit of 1 requests is reached")
-        late = asyncio.ensure_future(stub.ModelInfer(asked("late")))
+        late = asyncio.ensure_future(stub.ModelInfer(infer_request("late")))
         await held(1)
-        first = asked("first")
+        first = infer_request("first")
         first.parameters["priority"].uint64_param = 1
         soon = asyncio.ensure_future(stub.ModelInfer(first))
         await held(2)
-        call = stub.ModelInfer(asked("beyond"))
+        call = stub.ModelInfer(infer_request("beyond"))
         code, why = await failed(call)
         assert (code, why[:28]) == (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size: ")
         assert int(dict(await call.trailing_metadata())["retry-after"]) >= 1

@@ -81,10 +81,10 @@ async def test_each_reload_logs_the_keys_that_it_cannot_change(tmp_path: Path) -
         for times in (1, 2):
             stack.router.process.send_signal(signal.SIGHUP)
 
-            async def said(times: int = times) -> bool:
+            async def logged(times: int = times) -> bool:
                 return stack.router.log.read_text().count("limits.hold_requests") == times
 
-            await until(said, f"the refusal, {times} times")
+            await until(logged, f"the refusal, {times} times")
 
 
 async def test_a_models_limit_holds_over_all_workers_and_excess_requests_wait(

@@ -59,7 +59,7 @@ def cases() -> dict[str, tuple[str, bytes]]:
 
 
 @asynccontextmanager
-async def told(tmp_path: Path, always: list[str], *router: str) -> AsyncIterator[Stack]:
+async def answering_stack(tmp_path: Path, always: list[str], *router: str) -> AsyncIterator[Stack]:
     """Yield a router with engines that give the answer that a request's header names, or always the
     given answer.
     """
@@ -114,7 +114,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.timeout(900)
 async def test_short_answers_cause_no_retry_and_eject_no_worker(tmp_path: Path) -> None:
-    async with told(tmp_path, ["", ""]) as stack:
+    async with answering_stack(tmp_path, ["", ""]) as stack:
         todo = [case for case in honest() for _ in range(EACH)]
 
         async def client() -> None:
@@ -139,7 +139,7 @@ async def test_a_worker_that_gives_empty_answers_is_ejected_again_after_each_ret
     bad = "s-done_alone" if kind == "s" else "w-nothing"
     good = "s-one_token" if kind == "s" else "good"
     args = ("--policy", "round_robin", "--ejection-recover-s", "0.1")
-    async with told(tmp_path, ["", "", bad], *args) as stack:
+    async with answering_stack(tmp_path, ["", "", bad], *args) as stack:
         body = cases()[good][1]
 
         async def put_aside_again() -> bool:
@@ -158,7 +158,7 @@ async def test_a_worker_that_gives_empty_answers_is_ejected_again_after_each_ret
 async def test_the_client_gets_the_empty_answer_of_the_only_worker(
     tmp_path: Path, name: str
 ) -> None:
-    async with told(tmp_path, [""]) as stack:
+    async with answering_stack(tmp_path, [""]) as stack:
         status, got = await ask(stack, "/v1/completions", name)
         assert (status, got.strip()) == (200, cases()[name][1].strip())
         assert await stack.metric("warmroute_worker_failures_total") >= 1

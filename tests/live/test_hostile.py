@@ -89,11 +89,11 @@ async def good_clients(stack, what: str, clients: int = 2, calm_s: float = CALM_
         ended = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
     assert waits_s
-    alone = f"; alone: {told(alone_s)}" if alone_s else ""
-    print(f"good clients beside {what}: {told(waits_s)}{alone}")
+    alone = f"; alone: {summary_of(alone_s)}" if alone_s else ""
+    print(f"good clients beside {what}: {summary_of(waits_s)}{alone}")
 
 
-def told(waits_s) -> str:
+def summary_of(waits_s) -> str:
     ranked = sorted(waits_s)
     p50, p99 = (1000 * ranked[int(len(ranked) * share)] for share in (0.5, 0.99))
     return f"{len(ranked)} right, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
@@ -174,21 +174,21 @@ async def test_mutated_requests_break_nothing(stack, requests: int, seed: int) -
 
 
 async def test_the_corpus_of_ambiguous_requests_reaches_no_worker(stack) -> None:
-    async def asked() -> float:
+    async def decisions() -> float:
         return await stack.metric("warmroute_decisions_total")
 
     async def answered(requests: list[bytes]) -> None:
         port = port_of(stack)
         await asyncio.gather(*(attack(port, [data], True, counted) for data in requests))
 
-    before = await asked()
+    before = await decisions()
     counted: Counter[str] = Counter()
     async with nothing_left(stack):
         await answered([data for _, _, data in refused()])
-        assert await asked() == before
+        assert await decisions() == before
         right = [data for _, data in served()]
         await answered(right)
-        assert await asked() == before + len(right)
+        assert await decisions() == before + len(right)
     assert counted["200"] == len(right)
 
 
@@ -266,7 +266,7 @@ async def test_attackers_slow_good_clients_little_more_than_a_null_server_does(
     finally:
         program.kill()
         await program.wait()
-    told_of = {who: told(waited_s) for who, waited_s in waits_s.items()}
+    told_of = {who: summary_of(waited_s) for who, waited_s in waits_s.items()}
     p99_s = {who: sorted(s)[int(len(s) * 0.99)] for who, s in waits_s.items()}
     assert p99_s["router"] <= 2 * p99_s["null server"], told_of
 

@@ -37,10 +37,10 @@ async def test_a_worker_that_claims_every_prompt_without_hits_loses_its_extra_lo
         await liar.subscribed()
         await liar.claim(*claimed, *(prompt + [1] * 64 for prompt in warm))
 
-        async def believed() -> bool:
+        async def blocks_are_known() -> bool:
             return bool((await stack.row(number))["resident_blocks"] >= 16 * len(claimed))
 
-        await until(believed, "the liar's events")
+        await until(blocks_are_known, "the liar's events")
         longer = [prompt + [1] * 64 for prompt in warm]
         for prompt in longer:  # it claims longer parts of them than the honest worker holds
             await stack.complete(prompt)
@@ -72,7 +72,7 @@ async def test_a_worker_that_claims_every_prompt_without_hits_loses_its_extra_lo
 
         await until(forgiven, "the liar to be believed again")
         await liar.claim(*claimed)
-        await until(believed, "its events")
+        await until(blocks_are_known, "its events")
         before = liar.answered
         for prompt in claimed:
             await stack.complete(prompt)
@@ -91,10 +91,10 @@ async def test_events_count_in_full_for_a_worker_that_reports_no_cached_tokens(
         await silent.subscribed()
         await silent.claim(*claimed)
 
-        async def believed() -> bool:
+        async def blocks_are_known() -> bool:
             return bool((await stack.row(number))["resident_blocks"] == 16 * len(claimed))
 
-        await until(believed, "its events")
+        await until(blocks_are_known, "its events")
         for prompt in claimed:
             await stack.complete(prompt)
         assert silent.answered > ANSWERS
@@ -115,10 +115,10 @@ async def test_prompt_logprobs_requests_do_not_lower_confidence_in_events(
         await honest.subscribed()
         await honest.claim(*claimed)
 
-        async def believed() -> bool:
+        async def blocks_are_known() -> bool:
             return bool((await stack.row(number))["resident_blocks"] == 16 * len(claimed))
 
-        await until(believed, "its events")
+        await until(blocks_are_known, "its events")
         for prompt in claimed:
             await stack.complete(prompt, prompt_logprobs=1)
         assert (await stack.row(number))["hit_confidence"] == 1.0

@@ -18,7 +18,7 @@ import pytest
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from tests.frozen import runs
-from tests.live.grpc_worker import asked, grpc_worker
+from tests.live.grpc_worker import grpc_worker, infer_request
 from tests.live.handed_over import stage
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
@@ -120,7 +120,9 @@ async def test_grpc_calls_continue_during_a_hot_restart(tmp_path: Path) -> None:
 
     async def call(stub: Stub) -> None:
         try:
-            ends["ok" if (await stub.ModelInfer(asked("slow"))).id == "slow" else "wrong"] += 1
+            ends[
+                "ok" if (await stub.ModelInfer(infer_request("slow"))).id == "slow" else "wrong"
+            ] += 1
         except grpc.aio.AioRpcError as error:
             ends[f"{error.code()}: {error.details()}"] += 1
 

@@ -62,7 +62,7 @@ async def test_sequential_requests_hit_exactly_the_expected_tokens(
     for _ in range(REQUESTS):
         before.append(prompt(draw, before, roots))
         seen.append(await explained(stack, before[-1]))
-        await until_heard(stack)
+        await until_events_received(stack)
     assert [one["expected"] for one in seen] == [one["cached"] for one in seen]
     assert sum(one["cached"] > 0 for one in seen) > REQUESTS / 4
     row: dict[str, Any] = await stack.row(0)
@@ -71,12 +71,12 @@ async def test_sequential_requests_hit_exactly_the_expected_tokens(
     assert await metric_sum(stack.http, stack.workers[0].url, "vllm:prefix_cache_hits_total")
 
 
-async def until_heard(stack: Stack) -> None:
+async def until_events_received(stack: Stack) -> None:
     """Wait until the router has received all events of its worker so far."""
 
-    async def heard() -> bool:
+    async def events_received() -> bool:
         async with stack.http.get(f"{stack.workers[0].url}/kv_snapshot") as reply:
             sent = decode_snapshot(await reply.read()).seq
         return (await view(stack)).next_seq == sent + 1
 
-    await until(heard, "all events to be heard")
+    await until(events_received, "all events to be heard")

@@ -25,7 +25,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def asked(stack: Stack, key: str, **fields: Any) -> tuple[int, Any, Any]:
+async def complete_with_key(stack: Stack, key: str, **fields: Any) -> tuple[int, Any, Any]:
     """Send a completion with this key; return (status, JSON, headers)."""
     body = {"model": MODEL, "prompt": [1] * 20, "max_tokens": 4} | fields
     url = f"{stack.url}/v1/completions"
@@ -42,23 +42,23 @@ async def test_a_key_has_the_models_limits_and_priorities_of_its_line(tmp_path: 
         f"{ONE} grey models=other-*\n"
     )
     async with running(tmp_path, workers=1, router=["--api-keys-file", str(keys)]) as stack:
-        status, _, headers = await asked(stack, FREE)
+        status, _, headers = await complete_with_key(stack, FREE)
         assert (status, [h for h in headers if h.startswith("x-ratelimit")]) == (200, [])
-        status, _, headers = await asked(stack, RARE)
+        status, _, headers = await complete_with_key(stack, RARE)
         assert status == 200
         assert headers["x-ratelimit-limit-tokens"] == "30"
         # 20 tokens of the prompt and 4 of the answer: the rest is not enough for a second request.
         assert int(headers["x-ratelimit-remaining-tokens"]) == 10
-        status, body, headers = await asked(stack, RARE)
+        status, body, headers = await complete_with_key(stack, RARE)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         assert 100 < int(headers["Retry-After"]) <= 140
         assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["Retry-After"])
         assert headers["x-ratelimit-remaining-tokens"] == "6"
         assert headers["x-ratelimit-limit-requests"] == "9"
-        assert (await asked(stack, PICKY, priority=5))[0] == 200
-        status, body, _ = await asked(stack, PICKY, priority=-3)
+        assert (await complete_with_key(stack, PICKY, priority=5))[0] == 200
+        status, body, _ = await complete_with_key(stack, PICKY, priority=-3)
         assert (status, body["error"]["code"]) == (403, "priority_not_allowed")
-        status, body, _ = await asked(stack, ONE)
+        status, body, _ = await complete_with_key(stack, ONE)
         assert (status, body["error"]["code"]) == (403, "model_not_allowed")
         assert body["error"]["type"] == "permission_error"
         assert await stack.metric('warmroute_tenant_requests_total{tenant="grey"}') == 3
@@ -83,9 +83,9 @@ async def _reloads(stack: Stack, keys: Path) -> None:
     """
 
     async def answers(key: str, status: int) -> bool:
-        return (await asked(stack, key))[0] == status
+        return (await complete_with_key(stack, key))[0] == status
 
-    async def said() -> bool:
+    async def logged() -> bool:
         return "keys:4: expected a key and a tenant" in stack.router.log.read_text()
 
     async def is_known() -> bool:
@@ -93,7 +93,7 @@ async def _reloads(stack: Stack, keys: Path) -> None:
 
     rewritten(keys, {f"{ONE} grey": "sk-new #"})
     stack.router.process.send_signal(signal.SIGHUP)
-    await until(said, "the bad file to be told of")
+    await until(logged, "the bad file to be told of")
     assert await answers(FREE, 200)
     assert await answers("sk-new", 401)
     rewritten(keys, {"sk-new #": "sk-new grey", "tokens_burst=30": "tokens_burst=31"})
@@ -111,7 +111,7 @@ async def test_isolated_tenants_get_salts_that_no_client_can_set(tmp_path: Path)
         prompt = list(range(64))
 
         async def cached(key: str, **fields: Any) -> int:
-            status, body, _ = await asked(stack, key, prompt=prompt, **fields)
+            status, body, _ = await complete_with_key(stack, key, prompt=prompt, **fields)
             assert status == 200
             found: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
             return found

@@ -156,10 +156,10 @@ async def test_configured_inputs_that_no_model_has_are_logged_once(tmp_path) -> 
     ):
         await stack.add(url)
 
-        async def told() -> bool:
+        async def logged() -> bool:
             return stack.router.log.read_text().count(" triton_inputs: ") >= 2
 
-        await until(told, "the wrong inputs are told")
+        await until(logged, "the wrong inputs are told")
         lines = stack.router.log.read_text().splitlines()
     found = [line.partition(" triton_inputs: ")[2] for line in lines if " triton_inputs: " in line]
     assert found == [
@@ -377,11 +377,11 @@ async def test_requests_of_a_sequence_go_to_one_worker(stack) -> None:
         _, _, why = await explained(stack, f"{BASE}/infer", json.dumps(body).encode())
         return int(why["worker"])
 
-    async def whole(sequence: int) -> set[int]:
+    async def send_sequence(sequence: int) -> set[int]:
         first = await ask(0, sequence, sequence_start=True)
         rest = [await ask(number, sequence) for number in range(1, 5)]
         return {first, *rest, await ask(5, sequence, sequence_end=True)}
 
-    found = await asyncio.gather(*(whole(sequence) for sequence in range(1, 9)))
+    found = await asyncio.gather(*(send_sequence(sequence) for sequence in range(1, 9)))
     assert all(len(workers) == 1 for workers in found)
     assert len(set.union(*found)) == 2, "and not all of them the same one"

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.live.grpc_stubs import stub_of
-from tests.live.grpc_worker import GrpcWorker, asked
+from tests.live.grpc_worker import GrpcWorker, infer_request
 from tests.live.stack import Stack, running, until
 from tests.pauses import running_s
 from tests.served_app import served_app
@@ -123,13 +123,13 @@ async def left(stack: Stack, server: Triton, path: str, count: int = 8, **fields
     url, before = f"{stack.url}/v2/models/{path}", server.began
     asking = [asyncio.create_task(stack.http.post(url, json=fields)) for _ in range(count)]
 
-    async def there() -> bool:
+    async def at_server() -> bool:
         return server.began == before + count
 
     async def all_left() -> bool:
         return len(server.left_s) == server.began
 
-    await until(there, "the requests")
+    await until(at_server, "the requests")
     assert await charged(stack) >= count
     left_s = time.monotonic()
     for one in asking:
@@ -207,10 +207,10 @@ async def test_requests_of_clients_that_left_are_charged_until_gauges_show_their
         for still in (3, 0):
             server.running = still
 
-            async def told(still: int = still) -> bool:
+            async def is_charged(still: int = still) -> bool:
                 return await charged(stack) == still
 
-            await until(told, f"{still} to be charged")
+            await until(is_charged, f"{still} to be charged")
         await stack.assert_idle()
 
 
@@ -220,7 +220,7 @@ async def test_grpc_calls_of_clients_that_left_are_cancelled_or_stay_charged(
 ) -> None:
     async with routed(tmp_path, models=POOL) as (stack, server), stub_of(stack) as stub:
         for model in (ENSEMBLE, BLS, ENGINE):
-            request = asked(f"hang-{model}", model)
+            request = infer_request(f"hang-{model}", model)
 
             async def seen(id: str = request.id) -> bool:
                 return server.seen[id] == 1

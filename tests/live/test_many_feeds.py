@@ -63,7 +63,7 @@ async def test_no_event_of_many_publishers_is_lost_unnoticed(tmp_path: Path) -> 
         async def listening() -> bool:
             return await stack.metric("warmroute_worker_kv_known") == PUBLISHERS
 
-        async def asked_twice() -> bool:
+        async def replayed_twice() -> bool:
             return all(one.asked >= 2 for one in pool.all)
 
         await until(joined, "all workers to join")
@@ -71,20 +71,20 @@ async def test_no_event_of_many_publishers_is_lost_unnoticed(tmp_path: Path) -> 
         await until(listening, "all to be known to have published nothing")
         # Feeds ask a second time when their subscription has taken hold. A question between a loss
         # and the next batch would bring back what must show as a gap.
-        await until(asked_twice, "every feed to have asked for what it missed")
+        await until(replayed_twice, "every feed to have asked for what it missed")
         prepare(pool.all, np.random.default_rng(5))
         await asyncio.gather(*(burst(one, rng) for one in pool.all))
         for one in pool.all:
             await one.send(len(one.batches) - 1)
 
-        async def heard() -> bool:
+        async def all_received() -> bool:
             blocks = sum(len(all_chains(one)) for one in pool.all)
             known = await stack.metric("warmroute_worker_kv_known")
             return known == PUBLISHERS and blocks == await stack.metric(
                 "warmroute_worker_resident_blocks"
             )
 
-        await until(heard, "every batch")
+        await until(all_received, "every batch")
         assert sum(one.lost for one in pool.all) > PUBLISHERS / 2
         for number, one in enumerate(pool.all):
             seen = await view(number)

@@ -101,7 +101,7 @@ async def cut(tmp_path_factory):
         await stack.assert_idle()
 
 
-def alike(stream: bytes) -> bytes:
+def normalized(stream: bytes) -> bytes:
     """Return the stream without the fields that engines generate, such as ids and times."""
     return _MADE_UP.sub(b"", stream)
 
@@ -129,7 +129,10 @@ async def test_a_stream_is_complete_when_its_worker_dies_after_any_event(
         usage.pop("prompt_tokens_details", None)  # the cached tokens at a dead worker are unknown
         whole_usage.pop("prompt_tokens_details")
         assert usage == whole_usage
-        assert alike(stream).partition(b'"usage"')[0] == alike(whole).partition(b'"usage"')[0]
+        assert (
+            normalized(stream).partition(b'"usage"')[0]
+            == normalized(whole).partition(b'"usage"')[0]
+        )
     await cut.stack.assert_idle()
 
 
@@ -141,7 +144,7 @@ async def test_a_stream_survives_two_worker_deaths_and_breaks_at_the_third(
     moved = await cut.count(result="moved")
     for first, second in ((1, 1), (2, 3), (3, 1)):
         stream = await cut.stream(path, Fate(first, "reset"), Fate(second, "close"))
-        assert alike(stream) == alike(whole)
+        assert normalized(stream) == normalized(whole)
     assert await cut.count(result="moved") == moved + 6
     assert await cut.breaks(path, *[Fate(1, "reset")] * (MOVES + 1))
     assert await cut.count(result="unfit", reason="early_close") >= 1
@@ -152,7 +155,7 @@ async def test_a_stream_survives_two_worker_deaths_and_breaks_at_the_third(
 async def test_a_stream_moves_from_a_worker_that_stalls(cut: Cut, path: str) -> None:
     whole = await cut.stream(path)
     moved = await cut.count(result="moved", reason="timeout_between")
-    assert alike(await cut.stream(path, Fate(3, "stall"))) == alike(whole)
+    assert normalized(await cut.stream(path, Fate(3, "stall"))) == normalized(whole)
     assert await cut.count(result="moved", reason="timeout_between") == moved + 1
 
 
@@ -226,7 +229,7 @@ async def test_a_stream_moves_from_an_engine_that_dies_or_freezes(
                     hit = stack.workers[int(reply.headers["x-warmroute-worker"])]
                     hit.process.send_signal(ending)
         assert hit is not None
-        assert alike(stream) == alike(whole)
+        assert normalized(stream) == normalized(whole)
         assert await stack.metric("warmroute_migrations_total") == 1
         assert await stack.metric("warmroute_migration_gap_seconds_count") == 1
         assert await stack.metric("warmroute_migration_kept_tokens") == 0

@@ -118,7 +118,7 @@ class Client:
             writer.close()
 
 
-async def asked(
+async def started_clients(
     stack: Stack, model: str, count: int, group: asyncio.TaskGroup
 ) -> tuple[list[Client], list[asyncio.Task[None]]]:
     """Start `count` clients; return them and their tasks once their answers have begun."""
@@ -138,10 +138,10 @@ async def test_at_the_open_files_limit_every_client_gets_an_answer(
         routed(tmp_path, files, [worker], "--intervals-health-s", "0.2") as stack,
         asyncio.TaskGroup() as group,
     ):
-        inside, streaming = await asked(stack, "held", streams, group)
+        inside, streaming = await started_clients(stack, "held", streams, group)
         assert [client.status for client in inside] == [200] * streams
         assert open_files(stack) < files - 256
-        outside, tasks = await asked(stack, "held", beyond, group)
+        outside, tasks = await started_clients(stack, "held", beyond, group)
         turned_away = [client for client in outside if client.status == 503]
         assert len(turned_away) >= beyond - (768 - streams)
         assert all(b"Retry-After: 1" in client.head for client in turned_away)
@@ -166,7 +166,7 @@ async def test_idle_connections_are_closed_for_connections_to_other_workers(
         asyncio.TaskGroup() as group,
     ):
         for worker in (one, two):
-            clients, tasks = await asked(stack, worker.model, 50, group)
+            clients, tasks = await started_clients(stack, worker.model, 50, group)
             assert [client.status for client in clients] == [200] * 50
             assert open_files(stack) < 256 - 64
             worker.gate.set()
@@ -179,7 +179,7 @@ async def test_a_router_without_free_file_descriptors_ejects_no_worker(tmp_path:
         routed(tmp_path, 512, [worker], "--intervals-health-s", "0.1") as stack,
         asyncio.TaskGroup() as group,
     ):
-        await asked(stack, "held", 1, group)  # uses its connection to the worker
+        await started_clients(stack, "held", 1, group)  # uses its connection to the worker
         pid = stack.router.process.pid
         url, body = f"{stack.url}/v1/completions", {"model": "held", "prompt": [1, 2]}
         # Connections of clients that exist before files run short.

@@ -55,7 +55,7 @@ class Here:
         """Map the page's engine at the host's port 8000 to this program."""
         self._names[f"http://{host}:8000"] = program.url
 
-    def said(self, text: str) -> str:
+    def localized(self, text: str) -> str:
         """Return the page's text with this machine's addresses and files."""
         for there, here in self._names.items():
             text = text.replace(there, here)
@@ -69,7 +69,7 @@ class Here:
         port, admin = map(str, self.ports[host])
         own = ["--port", port, "--admin-port", admin, "--replicas-name", host]
         hot_restart = ["--hot-restart", str(folder / f"{host}.sock")]  # as in the shipped unit
-        return [*self.said(line).split()[1:], *own, *hot_restart]
+        return [*self.localized(line).split()[1:], *own, *hot_restart]
 
 
 @contextlib.asynccontextmanager
@@ -108,11 +108,12 @@ def stack_of(programs: Programs, router: Program, http: aiohttp.ClientSession) -
 
 
 @contextlib.contextmanager
-def redis_as_told(here: Here, folder: Path):
+def documented_redis(here: Here, folder: Path):
     """Run redis-server with the page's command during the block."""
     (line,) = [one for block in blocks("sh") for one in block.splitlines() if "redis-server" in one]
     with (folder / "redis.log").open("wb") as log:
-        process = subprocess.Popen(["sh", "-c", f"exec {here.said(line)}"], stdout=log, cwd=folder)
+        program = ["sh", "-c", f"exec {here.localized(line)}"]
+        process = subprocess.Popen(program, stdout=log, cwd=folder)
     try:
         yield
     finally:
@@ -136,13 +137,13 @@ async def test_the_documented_steps_from_one_router_to_a_pair_lose_no_request(
         for host in ROUTERS:
             here.engine(host, await programs.start(f"at-{host}", "engine", engine_arguments()))
         alone = "workers: [http://10.0.0.1:8000]\n"
-        here.file.write_text(here.said(alone))
+        here.file.write_text(here.localized(alone))
         command = here.command(ROUTERS[0], tmp_path)
         before = stack_of(programs, await programs.start("before", "router", command), http)
         await before.until_state(0, "ready")
-        with redis_as_told(here, tmp_path):
-            here.file.write_text(here.said(first_yaml))
-            run(here.said(f"warmroute config --check {FILE}"))
+        with documented_redis(here, tmp_path):
+            here.file.write_text(here.localized(first_yaml))
+            run(here.localized(f"warmroute config --check {FILE}"))
             async with clients(before.url, http) as statuses:
                 after = await programs.start("first", "router", command)
                 assert await before.router.process.wait() == 0
@@ -154,11 +155,11 @@ async def test_the_documented_steps_from_one_router_to_a_pair_lose_no_request(
                     http,
                 )
                 for stack in (first, second):
-                    await _knows_the_other_one(stack)
+                    await _until_peer_is_known(stack)
                 assert len(statuses) > served
             assert set(statuses) == {200}
             for line in checks:
-                told = dict(one.rsplit(" ", 1) for one in run(here.said(line)).splitlines())
+                told = dict(one.rsplit(" ", 1) for one in run(here.localized(line)).splitlines())
                 assert len(told) == 3, told
                 assert set(told.values()) == {"1.0"}, told
             print(f"from one router to a pair: {time.monotonic() - began_s:.0f} s of the machine's")
@@ -181,7 +182,7 @@ async def _metric(stack: Stack, name: str, value: float) -> None:
     await until(reached, f"{name} to be {value:g}")
 
 
-async def _knows_the_other_one(stack: Stack) -> None:
+async def _until_peer_is_known(stack: Stack) -> None:
     for worker_id in range(len(ROUTERS)):
         await stack.until_state(worker_id, "ready")
     await _metric(stack, "peer_in_sync", 1)

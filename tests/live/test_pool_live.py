@@ -67,9 +67,9 @@ class Cluster:
         engine = LightEngine(model, port=self.port, host=f"127.0.0.{number}")
         await engine.start()
         self.engines[name] = engine
-        await self.tell(name, app=app)
+        await self.announce(name, app=app)
 
-    async def tell(self, name: str, deleted: bool = False, app: str = "vllm") -> None:
+    async def announce(self, name: str, deleted: bool = False, app: str = "vllm") -> None:
         engine = self.engines[name]
         await self.api.put("pods", pod(name, engine.host, {"app": app}, deleted=deleted))
 
@@ -152,7 +152,7 @@ async def test_a_removed_pod_gets_no_request_after_one_second(tmp_path, monkeypa
         async with one.asking():
             for at, name in enumerate(names[:3]):
                 if at < 2:  # `kubectl delete` gives the pod its grace period
-                    await one.tell(name, deleted=True)
+                    await one.announce(name, deleted=True)
                 else:  # with `--force` the pod is gone at once
                     await one.api.delete("pods", name)
                 took.append(await one.until_up(*names[at + 1 :]))
@@ -197,7 +197,7 @@ async def test_an_unreachable_api_server_costs_no_request(
             await asyncio.sleep(seconds / 2)
             answered = one.answers[200]
             assert await one.urls() == {one.engines["a"].url, one.engines["c"].url}
-            await one.tell("c", deleted=True)  # the watch reports this once the server is back
+            await one.announce("c", deleted=True)  # the watch reports this once the server is back
             await one.start("d", 4)
             one.api.illness = ""
             if how == "gone":

@@ -33,13 +33,13 @@ async def test_the_quickstarts_second_request_hits_the_cache_of_the_first(tmp_pa
     assert len(starts) == 3
     here = {port: str(lasting_port()) for port in ("8001", "8002", "8080", "8081")}
 
-    def said(text: str) -> str:
+    def with_local_ports(text: str) -> str:
         return re.sub(r"\b80(01|02|80|81)\b", lambda found: here[found[0]], text)
 
     async with Programs(tmp_path) as programs, aiohttp.ClientSession() as http:
         started = []
         for i, line in enumerate(starts):
-            program, *arguments = shlex.split(said(line))
+            program, *arguments = shlex.split(with_local_ports(line))
             ports = ["--port", here["8080"], "--admin-port", here["8081"]]
             arguments += ports if program == "warmroute" else []
             started.append(await programs.start(f"program-{i}", KINDS[program], arguments))
@@ -50,7 +50,9 @@ async def test_the_quickstarts_second_request_hits_the_cache_of_the_first(tmp_pa
         seen = []
         for _ in range(2):
             process = await asyncio.create_subprocess_shell(
-                said(ask), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+                with_local_ports(ask),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
             )
             answer, _ = await process.communicate()
             head = answer.decode().partition("\r\n\r\n")[0]

@@ -28,17 +28,17 @@ async def post(stack: Stack, path: str) -> tuple[int, Any]:
         return reply.status, await reply.json()
 
 
-async def until_says(stack: Stack, path: str, status: int) -> None:
-    async def so() -> bool:
+async def until_status(stack: Stack, path: str, status: int) -> None:
+    async def has_status() -> bool:
         return (await ask(stack, stack.url, path))[0] == status
 
-    await until(so, f"GET {path} to say {status}")
+    await until(has_status, f"GET {path} to say {status}")
 
 
 @asynccontextmanager
 async def routed(folder: Path, *router: str) -> AsyncIterator[Stack]:
     async with running(folder, router=list(router)) as stack:
-        await until_says(stack, "/ready", 200)
+        await until_status(stack, "/ready", 200)
         yield stack
 
 
@@ -52,15 +52,15 @@ async def test_ready_is_200_as_long_as_a_worker_of_the_model_takes_requests(tmp_
             assert (status, answer["reasons"]) == (503, ["no worker serves the model 'other'"])
         assert (await ask(stack, stack.url, f"/ready?model={'m' * 2000}"))[0] == 400
         await post(stack, "/workers/0/drain")
-        await until_says(stack, f"/ready?model={MODEL}", 200)
+        await until_status(stack, f"/ready?model={MODEL}", 200)
         await post(stack, "/workers/1/drain")
-        await until_says(stack, f"/ready?model={MODEL}", 503)
-        await until_says(stack, "/ready", 503)
-        await until_says(stack, "/health", 200)
+        await until_status(stack, f"/ready?model={MODEL}", 503)
+        await until_status(stack, "/ready", 503)
+        await until_status(stack, "/health", 200)
         assert (await stack.complete([1]))[0] == 503
         status, shown = await post(stack, "/workers/1/undrain")
         assert (status, shown["state"]) == (200, "ready")
-        await until_says(stack, "/ready", 200)
+        await until_status(stack, "/ready", 200)
         assert (await stack.complete([1]))[0] == 200
         url = stack.workers[0].url
         status, shown = await post(stack, f"/workers/undrain?url={url}")
@@ -72,12 +72,12 @@ async def test_a_draining_router_is_not_ready_but_serves_requests(tmp_path: Path
         status, answer = await post(stack, "/drain")
         assert (status, answer["reasons"]) == (200, ["the router is draining"])
         assert (await ask(stack, stack.admin, "/ready"))[0] == 503
-        await until_says(stack, "/ready", 503)
+        await until_status(stack, "/ready", 503)
         for n in range(6):
             assert (await stack.complete([n]))[0] == 200
         status, answer = await post(stack, "/undrain")
         assert (status, answer["ready"]) == (200, True)
-        await until_says(stack, "/ready", 200)
+        await until_status(stack, "/ready", 200)
 
 
 async def test_a_draining_router_refuses_requests_with_drain_refuses(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ async def test_many_concurrent_streams_have_the_same_text_as_each_alone(
     ]
     async with running(tmp_path, workers=2, model=tmp_path / "model") as stack:
 
-        async def said(prompt: list[int]) -> list[int]:
+        async def answer_text(prompt: list[int]) -> list[int]:
             body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True}
             body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
             async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
@@ -46,7 +46,7 @@ async def test_many_concurrent_streams_have_the_same_text_as_each_alone(
             parts = [json.loads(one.removeprefix("data: "))["choices"][0] for one in events]
             return [token for part in parts for token in part["token_ids"]]
 
-        answers = await asyncio.gather(*map(said, prompts))
+        answers = await asyncio.gather(*map(answer_text, prompts))
         await stack.assert_idle()
         rows = await stack.rows()
     assert len(rows) == 2

@@ -54,12 +54,12 @@ async def looking(url: str) -> AsyncIterator[AsyncIterator[Report]]:
     """
     reports = RedisSource(lambda: parse_redis_url(url), FLEET, look_s=0.01).reports()
 
-    async def told() -> AsyncIterator[Report]:
+    async def next_reports() -> AsyncIterator[Report]:
         while True:
             yield await asyncio.wait_for(anext(reports), 10.0)
 
     try:
-        yield told()
+        yield next_reports()
     finally:
         await reports.aclose()  # type: ignore[attr-defined]
 
@@ -221,10 +221,10 @@ async def test_a_lost_registry_empties_no_pool(server, tmp_path):
         await until(two, "one worker and one address")
         server.client().delete(names_key(FLEET))
 
-        async def only_who_answers() -> bool:
+        async def only_live_engine() -> bool:
             return [row["url"] for row in await stack.rows()] == [engine.url]
 
-        await until(only_who_answers, "the end of the grace")
+        await until(only_live_engine, "the end of the grace")
         assert (await stack.complete([1]))[0] == 200
         assert await stack.metric("warmroute_discovery_up") == 0
         announce(server, engine.url)

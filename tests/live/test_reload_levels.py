@@ -14,10 +14,10 @@ async def reload(stack: Stack, says: str) -> None:
     before = log.read_text().count(says)
     stack.router.process.send_signal(signal.SIGHUP)
 
-    async def said() -> bool:
+    async def logged() -> bool:
         return log.read_text().count(says) > before
 
-    await until(said, says)
+    await until(logged, says)
 
 
 async def test_a_reload_changes_the_log_level_and_an_invalid_file_changes_nothing(

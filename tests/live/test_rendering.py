@@ -25,7 +25,7 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(WORDS, k=count))
 
 
-def said(text: str, role: str = "user") -> dict[str, str]:
+def chat_message(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}
 
 
@@ -43,7 +43,7 @@ async def rendering(
         yield stack
 
 
-async def asked(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> Decided:
+async def send_chat(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> Decided:
     """Send a chat; return the router's decision and the worker's answer."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 8} | fields
     url = f"{stack.url}/v1/chat/completions"
@@ -72,7 +72,7 @@ async def until_cause(
 
     async def reached() -> bool:
         if asking is not None:
-            await asked(stack, [said(words(asking, 50))])
+            await send_chat(stack, [chat_message(words(asking, 50))])
         seen.update((await stack.row(0))["hits"])
         return (seen["mode"], seen["cause"]) == (mode, cause)
 
@@ -87,19 +87,22 @@ async def test_hits_are_exact_by_the_token_ids_that_the_engine_renders(tmp_path:
     rng = random.Random(1)
     async with rendering(tmp_path, "--render") as stack:
         await until_cause(stack, "exact", None)
-        chats = [[said(words(rng, rng.randint(20, 300)))]]
+        chats = [[chat_message(words(rng, rng.randint(20, 300)))]]
         for _ in range(60):
             kind = rng.choice(("new", "again", "shorter", "turn", "edited"))
             chat = list(rng.choice(chats))
             if kind == "new":
-                chat = [said(words(rng, 30), "system"), said(words(rng, rng.randint(20, 300)))]
+                chat = [
+                    chat_message(words(rng, 30), "system"),
+                    chat_message(words(rng, rng.randint(20, 300))),
+                ]
             elif kind == "shorter":
-                chat = [said(chat[0]["content"][:200])]
+                chat = [chat_message(chat[0]["content"][:200])]
             elif kind == "turn":
-                chat += [said(words(rng, 12), "assistant"), said(words(rng, 40))]
+                chat += [chat_message(words(rng, 12), "assistant"), chat_message(words(rng, 40))]
             elif kind == "edited":
-                chat[-1] = said(words(rng, 50))
-            decision, answer = await asked(stack, chat, temperature=rng.random())
+                chat[-1] = chat_message(words(rng, 50))
+            decision, answer = await send_chat(stack, chat, temperature=rng.random())
             assert not decision["approximate"]
             assert decision["prompt_tokens"] == answer["usage"]["prompt_tokens"]
             assert decision["expected_hit_tokens"] == found(answer), kind
@@ -118,7 +121,7 @@ async def test_an_engine_without_the_render_flag_is_logged_with_the_flag(tmp_pat
     async with rendering(tmp_path) as stack:
         hits = await until_cause(stack, "approximate", "render-off")
         assert hits["lift"] == "--tokenizer DIR, or warmroute-engine --render"
-        decision, _ = await asked(stack, [said(words(rng, 50))])
+        decision, _ = await send_chat(stack, [chat_message(words(rng, 50))])
         assert decision["approximate"]
         log = stack.router.log.read_text()
         assert "; warmroute-engine --render lets it: prompts whose" in log
@@ -134,10 +137,10 @@ async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path
     name = "warmroute_rendered_prompts_total"
     async with rendering(tmp_path, "--render") as stack:
         await until_cause(stack, "exact", None)
-        chat = [said(words(rng, 10_000))]
+        chat = [chat_message(words(rng, 10_000))]
         before = 0
         for turn in range(6):
-            decision, answer = await asked(stack, chat)
+            decision, answer = await send_chat(stack, chat)
             cached, expected = found(answer), decision["expected_hit_tokens"]
             assert not decision["approximate"]
             if turn < 2:  # the second turn shows that the beginning stays
@@ -146,7 +149,7 @@ async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path
                 assert before - 64 - BLOCK < expected <= cached
                 assert decision["hits"]["cause"] == "beginning-alone"
             before = answer["usage"]["prompt_tokens"]
-            chat += [answer["choices"][0]["message"], said(words(rng, 100))]
+            chat += [answer["choices"][0]["message"], chat_message(words(rng, 100))]
 
             async def rendered(turns: int = turn + 1) -> bool:
                 calls = 'result="rendered"'
@@ -154,8 +157,8 @@ async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path
 
             await until(rendered, "the call beside the turn")
         assert await counted(stack, name, 'source="beginning"') == 4
-        edited = [said("x " + chat[0]["content"]), *chat[1:]]
-        decision, answer = await asked(stack, edited)
+        edited = [chat_message("x " + chat[0]["content"]), *chat[1:]]
+        decision, answer = await send_chat(stack, edited)
         assert decision["expected_hit_tokens"] == found(answer)
 
 
@@ -188,18 +191,18 @@ async def test_requests_are_answered_despite_any_fault_of_the_renderer(
         router = [*flags, "--intervals-token-recheck-s", "2"]
         async with rendering(tmp_path, router=router) as stack:
             await until_cause(stack, "exact", None)
-            chats = [[said(words(rng, 100))] for _ in range(64)]
+            chats = [[chat_message(words(rng, 100))] for _ in range(64)]
             await renderer.turn(fault)
-            answers = await asyncio.gather(*(asked(stack, chat) for chat in chats))
+            answers = await asyncio.gather(*(send_chat(stack, chat) for chat in chats))
             assert all(answer["usage"]["completion_tokens"] == 8 for _, answer in answers)
             await until_cause(stack, "approximate", FAULTS[fault], rng)
             await renderer.turn("none")
             await until_cause(stack, "exact", None)
             # Always the same: how many were drawn before depends on time, and of a prompt of whole
             # blocks the worker computes the last one again, which is not what is tried here.
-            chat = [said(words(random.Random(1), 100))]
+            chat = [chat_message(words(random.Random(1), 100))]
             for _ in range(2):
-                decision, answer = await asked(stack, chat)
+                decision, answer = await send_chat(stack, chat)
                 assert answer["usage"]["prompt_tokens"] % BLOCK
                 assert not decision["approximate"]
                 assert decision["expected_hit_tokens"] == found(answer)
@@ -227,5 +230,5 @@ async def test_unreachable_images_of_one_client_do_not_stop_the_renderer(tmp_pat
                 ) as reply:
                     await reply.read()
             assert await counted(stack, "warmroute_render_calls_total", 'result="failed"') == 6
-            decision, _ = await asked(stack, [said(words(rng, 60))])
+            decision, _ = await send_chat(stack, [chat_message(words(rng, 60))])
             assert not decision["approximate"]

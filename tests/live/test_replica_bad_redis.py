@@ -62,13 +62,13 @@ def redis(server: RedisServer) -> Iterator[Spoiled]:
     spoiled.heal()
 
 
-async def said(stack: Stack, words: str, from_char: int) -> None:
+async def until_logged(stack: Stack, words: str, from_char: int) -> None:
     """Wait until the router's log has these words after its first `from_char` characters."""
 
-    async def there() -> bool:
+    async def is_logged() -> bool:
         return words in stack.router.log.read_text()[from_char:]
 
-    await until(there, f"{stack.router.name} to say {words!r}")
+    await until(is_logged, f"{stack.router.name} to say {words!r}")
 
 
 async def all_is_well(both: Pair) -> None:
@@ -105,7 +105,7 @@ async def test_a_refusal_of_redis_is_logged_and_costs_no_request(
         redis.do(*spoil)
         for stack, from_char in zip(both.stacks, before, strict=True):
             await until_metric(stack, "replicas_link_up", lambda n: n == 0)
-            await said(stack, words, from_char)
+            await until_logged(stack, words, from_char)
         served = both.answered
         await _until_served(both, served + 20)
         redis.do(*mend)
@@ -216,8 +216,8 @@ async def test_forged_messages_are_counted_logged_and_leave_no_state(
         redis.do("xadd", "warmroute:{default}:arrivals", "*", "a@0123456789abcdef", b"{}")
         for stack, from_char in zip(both.stacks, before, strict=True):
             await until_metric(stack, "replicas_malformed_total", lambda n: n > 0)
-            await said(stack, "ignored entries in redis under", from_char)
-            await said(stack, "sent an unreadable message", from_char)
+            await until_logged(stack, "ignored entries in redis under", from_char)
+            await until_logged(stack, "sent an unreadable message", from_char)
         redis.do("hdel", REGISTRY, "stranger", "a@0123456789abcdef")
         await _until_served(both, both.answered + 20)
     await all_is_well(both)

@@ -82,17 +82,17 @@ async def known_with(stack: Stack, engine: Engine) -> None:
     await until_known(stack, await engine.truth())
 
 
-async def until_heard_by(stack: Stack, engine: Engine) -> None:
+async def until_received_by(stack: Stack, engine: Engine) -> None:
     """Send prompts until the router receives an event of one: its subscription takes effect after
     it is ready, and earlier events are lost.
     """
     before = len((await view(stack)).chains())
 
-    async def heard() -> bool:
+    async def event_received() -> bool:
         await engine.serve(1)
         return len((await view(stack)).chains()) > before
 
-    await until(heard, "the engine's events to be heard")
+    await until(event_received, "the engine's events to be heard")
 
 
 async def first_of(routers: Routers, engine: Engine, prompts: int) -> Stack:
@@ -100,7 +100,7 @@ async def first_of(routers: Routers, engine: Engine, prompts: int) -> Stack:
     cache.
     """
     one = await routers.start("one")
-    await until_heard_by(one, engine)
+    await until_received_by(one, engine)
     await engine.clear()
     await engine.serve(prompts)
     await known_with(one, engine)
@@ -116,7 +116,7 @@ async def test_a_new_router_knows_the_events_published_before_its_start(
         await known_with(two, engine)
         assert (await view(two)).exact
         assert (await borrowed(one), await borrowed(two)) == (0, 1)
-        await until_heard_by(two, engine)
+        await until_received_by(two, engine)
         await engine.serve(5)
         for stack in (one, two):
             await known_with(stack, engine)
@@ -146,17 +146,17 @@ async def test_a_new_router_does_not_wait_for_a_frozen_peer(
         one = await first_of(routers, engine, prompts=10)
         freeze(one.router.process.pid)
         two = await routers.start("two")
-        await until_heard_by(two, engine)
+        await until_received_by(two, engine)
         before = set(await engine.truth())
         await engine.serve(3)
         news = set(await engine.truth()) - before
         assert len(news) == 3 * 20
 
-        async def heard() -> bool:
+        async def event_received() -> bool:
             seen = await view(two)
             return not seen.known and news <= set(seen.chains().tolist())
 
-        await until(heard, "the newcomer to go on alone")
+        await until(event_received, "the newcomer to go on alone")
         one.router.process.send_signal(signal.SIGCONT)
         three = await routers.start("three")
         await known_with(three, engine)

@@ -30,7 +30,7 @@ def all_part(*replicas: Replica):
     return lambda: not any(replica.link.up for replica in replicas)
 
 
-async def heard_both_ways(a: Replica, b: Replica) -> None:
+async def until_messages_pass_both_ways(a: Replica, b: Replica) -> None:
     a.say(b"from a")
     b.say(b"from b")
     await until(b.hears(b"from a"))
@@ -47,7 +47,7 @@ async def test_replicas_reconnect_after_redis_was_killed_and_restarted_empty(ser
             assert a.link.stale_s >= 0.0
             server.start()
             assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
-            await heard_both_ways(a, b)
+            await until_messages_pass_both_ways(a, b)
             a.notes.heard.clear()
             b.notes.heard.clear()
             assert (a.notes.parts, a.notes.joins) == (times, times + 1)
@@ -63,7 +63,7 @@ async def test_replicas_part_while_redis_is_paused_and_reconnect_afterwards(serv
         a.say(b"into the void")
         server.go_on()
         assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
-        await heard_both_ways(a, b)
+        await until_messages_pass_both_ways(a, b)
 
 
 async def test_a_short_pause_is_not_noticed(server):
@@ -71,7 +71,7 @@ async def test_a_short_pause_is_not_noticed(server):
         server.pause()
         await asyncio.sleep(0.2)
         server.go_on()
-        await heard_both_ways(a, b)
+        await until_messages_pass_both_ways(a, b)
         assert a.notes.parts + b.notes.parts == 0
 
 
@@ -85,7 +85,7 @@ async def test_replicas_connect_when_redis_starts_after_them(server, caplog):
     assert a.link.down_since_s is not None
     server.start()
     await all_see_each_other(a, b)
-    await heard_both_ways(a, b)
+    await until_messages_pass_both_ways(a, b)
     await asyncio.gather(a.link.aclose(), b.link.aclose())
 
 
@@ -150,7 +150,7 @@ async def test_refused_writes_take_the_link_down_and_are_logged(server, caplog, 
         reconnects = a.link.counters.reconnects
         client.execute_command(*mend)
         await all_see_each_other(a, b)
-        await heard_both_ways(a, b)
+        await until_messages_pass_both_ways(a, b)
         assert a.link.counters.reconnects == reconnects + 1
 
 

@@ -82,7 +82,7 @@ async def test_a_lease_ends_while_redis_is_down_and_is_granted_again_afterwards(
 
 async def test_a_holder_that_was_stopped_knows_at_once_that_its_lease_is_lost(server):
     holder = await LeaseHolder.start(server.url, 1.5)
-    _, first = await holder.says()
+    _, first = await holder.next_line()
     assert first is not None
     freeze(holder.process.pid)
     async with fleet(server.url, "other") as (other,):
@@ -90,7 +90,7 @@ async def test_a_holder_that_was_stopped_knows_at_once_that_its_lease_is_lost(se
         await until(lambda: loan.lease.fence is not None)
         holder.ask()  # the question comes first when it runs again
         holder.process.send_signal(signal.SIGCONT)
-        said = [await holder.says() for _ in range(2)]
+        said = [await holder.next_line() for _ in range(2)]
         assert sorted(said) == [("asked", None), ("told", None)]
         assert loan.lease.fence is not None
         assert loan.lease.fence > first

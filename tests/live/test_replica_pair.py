@@ -92,16 +92,18 @@ async def _stopped(server: RedisServer | WalledRedis) -> None:
 async def test_no_request_fails_while_redis_fails_and_returns(
     tmp_path: Path, server: RedisServer, fault: Callable
 ) -> None:
-    await _nobody_fails(tmp_path, server, fault)
+    await _assert_no_request_fails(tmp_path, server, fault)
 
 
 @pytest.mark.alone
 async def test_no_request_fails_while_redis_is_cut_off(tmp_path: Path) -> None:
     with walled_redis(tmp_path / "redis") as server:
-        await _nobody_fails(tmp_path, server, _stopped)
+        await _assert_no_request_fails(tmp_path, server, _stopped)
 
 
-async def _nobody_fails(folder: Path, server: RedisServer | WalledRedis, fault: Callable) -> None:
+async def _assert_no_request_fails(
+    folder: Path, server: RedisServer | WalledRedis, fault: Callable
+) -> None:
     async with pair(folder, server.url, speed=20) as both:
         body = {"model": MODEL, "prompt": [7] * 64, "max_tokens": 20_000, "stream": True}
         url = f"{both.stacks[0].url}/v1/completions"

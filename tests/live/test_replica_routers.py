@@ -208,14 +208,14 @@ async def test_no_log_contains_secrets(tmp_path: Path, server: RedisServer) -> N
 
 
 async def test_a_reload_applies_another_redis_password(tmp_path: Path, server: RedisServer) -> None:
-    def files_say(password: str) -> None:
+    def write_files_with(password: str) -> None:
         for name in names:
             url = server.url.replace("://", f"://:{password}@")
             (tmp_path / f"{name}.yaml").write_text(f"state: {url}\ndiscovery: [redis]\n")
 
     names = "one", "two"
     server.client().config_set("requirepass", "hush-one")
-    files_say("hush-one")
+    write_files_with("hush-one")
     async with place(tmp_path) as world:
         stacks = [
             await world.router(None, name, "--config", str(tmp_path / f"{name}.yaml"))
@@ -230,7 +230,7 @@ async def test_a_reload_applies_another_redis_password(tmp_path: Path, server: R
             await until_metric(stack, "replicas_link_up", 0)
             await until_metric(stack, "discovery_up", 0)
             assert (await stack.complete([1] * 32))[0] == 200
-        files_say("hush-two")
+        write_files_with("hush-two")
         for stack in stacks:
             stack.router.process.send_signal(signal.SIGHUP)
         for stack in stacks:

@@ -135,14 +135,14 @@ def cluster(tmp_path) -> Iterator[tuple[RedisServer, RedisServer]]:
         yield first, second
 
 
-async def whole(cluster) -> None:
+async def until_all_slots_served(cluster) -> None:
     """Wait until both nodes know that all slots are served."""
     for client in (node.client() for node in cluster):
         await until(lambda c=client: c.cluster("info")["cluster_state"] == "ok")
 
 
 async def test_a_cluster_has_each_fleet_on_one_node(cluster):
-    await whole(cluster)
+    await until_all_slots_served(cluster)
     url = f"redis+cluster://127.0.0.1:{cluster[0].port}"
     for name in ("default", "blue", "green", "x"):
         async with fleet(url, "a", "b", fleet=name) as (a, b):
@@ -153,7 +153,7 @@ async def test_a_cluster_has_each_fleet_on_one_node(cluster):
 
 
 async def test_the_error_for_a_plain_url_to_a_cluster_names_the_right_scheme(cluster, caplog):
-    await whole(cluster)
+    await until_all_slots_served(cluster)
     key = "warmroute:{default}:replicas"
     slot = cluster[0].client().execute_command("CLUSTER", "KEYSLOT", key)
     other = Replica(cluster[slot <= 8_191].url, "a")

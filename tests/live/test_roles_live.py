@@ -22,11 +22,11 @@ async def change(stack: Stack, worker_id: int, role: str) -> tuple[int, str]:
 
 
 async def until_role(stack: Stack, worker_id: int, role: str) -> None:
-    async def there() -> bool:
+    async def has_role() -> bool:
         row = await stack.row(worker_id)
         return (row["role"], row["state"], row["role_to_be"]) == (role, "ready", None)
 
-    await until(there, f"worker {worker_id} to be {role}")
+    await until(has_role, f"worker {worker_id} to be {role}")
 
 
 async def test_roles_change_under_load_and_no_request_fails(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ async def test_a_pool_with_only_prefill_workers_is_reported(tmp_path: Path) -> N
         assert (await stack.complete("a b c"))[0] == 200
         line = "decodes: 1 have the role prefill; it is used only as far as it serves alone"
 
-        async def told() -> bool:
+        async def logged() -> bool:
             return line in (tmp_path / "router.log").read_text()
 
-        await until(told, "the log to say so")
+        await until(logged, "the log to say so")
 
 
 async def test_roles_follow_the_mix_of_prompt_and_answer_lengths(tmp_path: Path) -> None:

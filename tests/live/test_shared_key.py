@@ -68,14 +68,14 @@ def agents_of(random: Random, shared: bool) -> list[Agent]:
 async def all_at_once(stack: Stack, agents: list[Agent]) -> AsyncIterator[None]:
     """Freeze the workers during the block, with one request of each agent in flight at them."""
 
-    async def all_there() -> bool:
+    async def all_in_flight() -> bool:
         return sum(row["inflight_requests"] for row in await stack.rows()) == len(agents)
 
     for worker in stack.workers:
         worker.process.send_signal(signal.SIGSTOP)
     requests = [asyncio.create_task(stack.complete(a.prompt, **a.ids)) for a in agents]
     try:
-        await until(all_there, "a request of each agent at a worker")
+        await until(all_in_flight, "a request of each agent at a worker")
         yield
     finally:
         for worker in stack.workers:

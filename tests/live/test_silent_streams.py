@@ -44,12 +44,12 @@ WAIT_S = 60
 
 @dataclass
 class Silent:
-    """A worker that sends nothing until the event `goes_on` is set. Lifetime: test."""
+    """A worker that sends nothing until the event `may_continue` is set. Lifetime: test."""
 
     opens: int = 0  # events before it is silent
     status: int = 200  # the status of its final answer
     dies: bool = False  # it hangs up instead of answering
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    may_continue: asyncio.Event = field(default_factory=asyncio.Event)
     asked: int = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -65,7 +65,7 @@ class Silent:
             await reply.prepare(request)
             for event in events[: self.opens]:
                 await reply.write(event)
-        await self.goes_on.wait()
+        await self.may_continue.wait()
         if self.dies:
             assert request.transport is not None
             request.transport.abort()
@@ -91,7 +91,7 @@ async def router(
             for one in workers:
                 url = await served.enter_async_context(served_by(one.answer))
                 arguments += ["--worker", f"{url},kind=openai"]
-                served.callback(one.goes_on.set)
+                served.callback(one.may_continue.set)
             program = await programs.start("router", "router", arguments)
             await _ready(http, program.url, len(workers))
             yield program.url, http
@@ -134,7 +134,7 @@ async def test_a_client_of_a_silent_worker_gets_comments(tmp_path, path, model, 
             assert answer.status == 200
             assert answer.content_type == "text/event-stream"
             read = await read_until(answer, PING, 3)
-            worker.goes_on.set()
+            worker.may_continue.set()
             read += await answer.content.read()
         events = b"".join(NAMED[path](MODEL))
         said = events.replace(f'"model": "{MODEL}"'.encode(), f'"model": "{model}"'.encode())
@@ -149,7 +149,7 @@ async def test_a_chat_with_a_long_prefill_gets_comments(tmp_path) -> None:
         sent = {"model": MODEL, "stream": True, "messages": asked}
         async with http.post(f"{url}/v1/chat/completions", json=sent) as answer:
             read = await read_until(answer, PING, 2)
-            worker.goes_on.set()
+            worker.may_continue.set()
             read += await answer.content.read()
     assert read.replace(PING, b"") == b"".join(chat_events(MODEL))
 
@@ -159,7 +159,7 @@ async def test_an_answer_that_begins_in_time_keeps_the_workers_headers_and_statu
     tmp_path, path
 ) -> None:
     worker = Silent()
-    worker.goes_on.set()
+    worker.may_continue.set()
     async with router(tmp_path, worker, flags=("--waiting-ping-s", "30")) as (url, http):
         async with http.post(url + path, json=body()) as answer:
             assert answer.headers["X-Worker"] == "its own"
@@ -180,7 +180,7 @@ async def test_an_error_after_a_comment_is_an_event_with_the_workers_message(
         http.post(url + path, json=body()) as answer,
     ):
         read = await read_until(answer, PING)
-        worker.goes_on.set()
+        worker.may_continue.set()
         read += await answer.content.read()
     (event,) = [part for part in read.split(b"\n\n") if part and part != PING.strip()]
     name, data = event.split(b"\n")
@@ -200,9 +200,9 @@ async def test_a_request_moves_from_a_worker_that_dies_after_comments(tmp_path) 
         read = await read_until(answer, PING)
         first, other = sorted(workers, key=lambda one: -one.asked)
         other.dies = False
-        first.goes_on.set()
+        first.may_continue.set()
         read += await read_until(answer, PING)
-        other.goes_on.set()
+        other.may_continue.set()
         read += await answer.content.read()
     assert (first.asked, other.asked) == (1, 1)
     assert read.replace(PING, b"") == b"".join(message_events(MODEL))
@@ -217,7 +217,7 @@ async def test_the_only_workers_death_after_comments_gives_an_error_event(
         http.post(f"{url}/v1/messages", json=body()) as answer,
     ):
         read = await read_until(answer, PING)
-        worker.goes_on.set()
+        worker.may_continue.set()
         read += await answer.content.read()
     event = read.replace(PING, b"")
     assert event.startswith(b'event: error\ndata: {"type":"error","error":{')
@@ -232,6 +232,6 @@ async def test_clients_get_no_comments_if_they_are_switched_off(tmp_path) -> Non
     ):
         read = await read_until(answer, b"\n\n")
         await asyncio.sleep(0.5)  # time in which comments would come
-        worker.goes_on.set()
+        worker.may_continue.set()
         read += await answer.content.read()
     assert read == b"".join(message_events(MODEL))

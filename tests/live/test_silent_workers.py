@@ -222,7 +222,7 @@ async def test_a_worker_whose_packets_are_dropped_gets_and_fails_no_request(tmp_
             await stack.add(well.url)
         async with clients(stack, ENGINE_MODEL) as crowd:
             lost_id = await stack.add(lost.url)
-            await until_asked(lost)
+            await until_requests_arrive(lost)
             lost.vanish()
             url = URL(lost.url)
             with black_hole((str(url.host), int(url.port or 0))):
@@ -239,11 +239,11 @@ async def test_a_worker_whose_packets_are_dropped_gets_and_fails_no_request(tmp_
         await stack.assert_idle()
 
 
-async def until_asked(lost: FailingEngine) -> None:
-    async def asked() -> bool:
+async def until_requests_arrive(lost: FailingEngine) -> None:
+    async def arrived() -> bool:
         return lost.asked >= 5
 
-    await until(asked, "it to have its share")
+    await until(arrived, "it to have its share")
 
 
 @pytest.mark.parametrize("pause_s", [3.0, pytest.param(8.0, marks=FULL)])

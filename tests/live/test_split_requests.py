@@ -186,10 +186,10 @@ async def test_kv_that_was_fetched_too_late_is_counted_and_logged(tmp_path: Path
     async with pair(tmp_path, metrics=gauges + late) as both:
         counted = 'warmroute_worker_kv_transfer_faults_total{fault="late",worker="0"}'
 
-        async def told() -> bool:
+        async def is_counted() -> bool:
             return await both.stack.metric(counted) == 3
 
-        await until(told, "the worker's own count")
+        await until(is_counted, "the worker's own count")
     log = (tmp_path / "logs" / "router.log").read_text()
     assert "KV was fetched 3 times after it had been freed" in log
 
@@ -358,13 +358,13 @@ async def test_kv_with_an_unread_prefill_answer_is_released_by_the_routers_own_i
         body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16}
         asking = asyncio.create_task(stack.http.post(f"{stack.url}/v1/completions", json=body))
 
-        async def asked() -> bool:
+        async def prefill_arrived() -> bool:
             return bool(keeper.asked)
 
         async def released() -> bool:
             return len(keeper.released) == len(keeper.asked)
 
-        await until(asked, "the first leg")
+        await until(prefill_arrived, "the first leg")
         if case.startswith("client left"):
             asking.cancel()
         await until(released, "its KV to be given back")

@@ -483,7 +483,7 @@ async def test_both_workers_soon_stop_when_their_client_disconnects(
         url = f"{both.stack.url}/v1/completions"
         body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16, "stream": True}
 
-        async def told_after_s() -> float:
+        async def stop_delay_s() -> float:
             first.faults, second.faults = ["hang"], ["hang"]
             first.left_s, second.left_s = [], []
             asking = asyncio.create_task(both.http.post(url, json=body))
@@ -502,7 +502,7 @@ async def test_both_workers_soon_stop_when_their_client_disconnects(
             return max(first.left_s[-1], second.left_s[-1]) - left_s
 
         for _ in range(10 if QUICK else 200):
-            took_s.append(await measured(told_after_s, lambda s: s < SOON_TOLD_S))
+            took_s.append(await measured(stop_delay_s, lambda s: s < SOON_TOLD_S))
         await both.at_rest()
     took_s.sort()
     p99_ms = 1e3 * took_s[int(0.99 * (len(took_s) - 1))]

@@ -79,7 +79,7 @@ async def until_ready(router: Stack, count: int) -> None:
     await until(ready, f"{count} servers to be ready")
 
 
-def said(body: bytes, stream: bool) -> str:
+def text_in(body: bytes, stream: bool) -> str:
     if not stream:
         return str(json.loads(body)["choices"][0]["text"])
     events = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
@@ -99,7 +99,7 @@ async def test_a_context_and_a_generation_server_answer_like_one_server(tmp_path
         async def ask(number: int) -> None:
             prompt, stream = f"{PROMPT} {number}", number % 2 == 0
             status, body = await one.ask(prompt=prompt, stream=stream)
-            assert (status, said(body, stream)) == (200, answer_of(prompt, 5))
+            assert (status, text_in(body, stream)) == (200, answer_of(prompt, 5))
 
         await asyncio.gather(*map(ask, range(60)))
         await one.assert_clean()
@@ -144,7 +144,7 @@ async def test_an_answer_that_ends_at_once_has_no_generation_leg(
 ) -> None:
     async with pool(tmp_path, ends_at_once=True) as one:
         status, body = await one.ask(stream=stream)
-        assert (status, said(body, stream)) == (200, text_of([END]))
+        assert (status, text_in(body, stream)) == (200, text_of([END]))
         assert b"disaggregated_params" not in body
         assert one.generation[0].asked == []
         await one.assert_clean()
@@ -160,7 +160,7 @@ async def test_a_request_moves_from_a_context_server_that_fails(tmp_path: Path, 
             server.faults.append(fault)
         for number in range(4):
             status, body = await one.ask(prompt=f"{PROMPT} {number}")
-            assert (status, said(body, False)) == (200, answer_of(f"{PROMPT} {number}", 5))
+            assert (status, text_in(body, False)) == (200, answer_of(f"{PROMPT} {number}", 5))
         await one.assert_clean()
         rows = {row["url"]: row["failures"] for row in await one.stack.rows()}
         assert rows[one.generation[0].url] == 0
@@ -176,7 +176,7 @@ async def test_after_a_failed_generation_leg_the_request_is_prefilled_again(tmp_
         for server in one.generation:  # whichever is asked first
             server.faults = faults
         status, body = await one.ask()
-        assert (status, said(body, False)) == (200, answer_of(PROMPT, 5))
+        assert (status, text_in(body, False)) == (200, answer_of(PROMPT, 5))
         first, second = (b["disaggregated_params"] for b in one.context[0].asked)
         assert first["disagg_request_id"] != second["disagg_request_id"]
         assert one.fabric.refused == [], "no state is used twice"
@@ -235,7 +235,7 @@ async def test_disconnected_clients_and_failed_servers_leave_nothing_behind(
             status, body = asking.result()
             if status != 200:
                 return str(status)
-            assert said(body, stream) == answer_of(f"{PROMPT} {number}", 5)
+            assert text_in(body, stream) == answer_of(f"{PROMPT} {number}", 5)
             return "answered"
 
         ends = Counter[str]()
@@ -243,10 +243,10 @@ async def test_disconnected_clients_and_failed_servers_leave_nothing_behind(
             ends += Counter(await asyncio.gather(*map(ask, range(start, start + 12))))
         await one.stack.assert_idle()
 
-        async def nobody() -> bool:
+        async def no_request_runs() -> bool:
             return not any(server.running for server in (*one.context, *one.generation))
 
-        await until(nobody, "the servers to be idle")
+        await until(no_request_runs, "the servers to be idle")
         assert one.fabric.refused == [], "no KV is named twice, and none of somebody else"
         assert ends["answered"] > 140
         assert ends["left"] > 20
@@ -289,7 +289,7 @@ async def test_servers_join_through_the_store_and_leave_when_their_key_expires(
         async with announced(other, store, 0):
             await until_ready(router, 3)
             status, body = await one.ask()
-            assert (status, said(body, False)) == (200, answer_of(PROMPT, 5))
+            assert (status, text_in(body, False)) == (200, answer_of(PROMPT, 5))
             async with router.http.get(f"{store}/cluster_info") as reply:
                 assert (await reply.json())["is_ready"] is True
         await until_ready(router, 2)

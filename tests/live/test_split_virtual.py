@@ -83,7 +83,7 @@ async def both(folder: Path, spec: WorkloadSpec) -> tuple[float, float, float, f
     return live_ms, live_s, replayed_ms, replayed_s
 
 
-def alike(figures: tuple[float, float, float, float]) -> bool:
+def is_close(figures: tuple[float, float, float, float]) -> bool:
     live_ms, live_s, replayed_ms, replayed_s = figures
     return abs(replayed_ms / live_ms - 1) < 0.05 and abs(replayed_s / live_s - 1) < 0.02
 
@@ -92,7 +92,7 @@ async def test_a_replay_of_two_prefill_and_two_decode_workers_matches_the_live_p
     tmp_path: Path,
 ) -> None:
     spec = WorkloadSpec(SOURCE.format(rate=3), requests=15 if QUICK else 45)
-    assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found
+    assert is_close(found := await measured(partial(both, tmp_path, spec), is_close)), found
 
 
 @pytest.mark.full
@@ -101,4 +101,4 @@ async def test_a_replay_of_a_saturated_pool_has_the_live_pools_throughput(tmp_pa
     once, so that the pool is the limit and not the clients.
     """
     spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=20 if QUICK else 50)
-    assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found
+    assert is_close(found := await measured(partial(both, tmp_path, spec), is_close)), found

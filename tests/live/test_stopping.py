@@ -67,10 +67,10 @@ async def test_clients_on_kept_connections_get_connection_close_before_the_end(
         clients = [Kept() for _ in range(36)]
         asking = [asyncio.create_task(client.ask(port)) for client in clients]
 
-        async def all_asked() -> bool:
+        async def all_answered() -> bool:
             return all(client.answers for client in clients)
 
-        await until(all_asked, "an answer to each")
+        await until(all_answered, "an answer to each")
         stack.router.process.send_signal(signal.SIGTERM)
         ended = await asyncio.gather(*asking, return_exceptions=True)
         assert [end for end in ended if end is not None] == []

@@ -88,10 +88,10 @@ class Ground:
             before = self.router.log.read_text().count(said)
             self.router.process.send_signal(signal.SIGHUP)
 
-            async def heard(said: str = said, before: int = before) -> bool:
+            async def logged(said: str = said, before: int = before) -> bool:
                 return self.router.log.read_text().count(said) > before
 
-            await until(heard, f"the log to say {said!r}")
+            await until(logged, f"the log to say {said!r}")
 
     async def takeover(self) -> None:
         """Start a router that replaces the current one, and wait until the old one exits
@@ -133,8 +133,8 @@ async def test_every_answer_is_right_under_kills_stops_reloads_and_takeovers(
                 harm = next(harms)
                 await harm()
                 ground.done[harm.__name__] += 1
-                assert not crowd.lost, (ground.done, crowd.told())
-        print(f"{dict(ground.done)}: {crowd.told()}")
+                assert not crowd.lost, (ground.done, crowd.summary())
+        print(f"{dict(ground.done)}: {crowd.summary()}")
         assert not crowd.lost
         assert crowd.served.total() >= answers
         # A client may meet the end of an idle connection, but never with a request in flight.

@@ -142,10 +142,10 @@ async def test_sighup_applies_new_certificates_and_never_invalid_ones(authority,
         await asyncio.to_thread(Path(shown.key).write_text, "no key at all")
         router.process.send_signal(signal.SIGHUP)
 
-        async def told() -> bool:
+        async def logged() -> bool:
             return "TLS files not read anew" in (tmp_path / "router.log").read_text()
 
-        await until(told, "the refusal in the log")
+        await until(logged, "the refusal in the log")
         assert await asyncio.to_thread(shown_at, router.url) == second
 
 
@@ -190,8 +190,8 @@ async def test_certificates_that_change_under_load_fail_no_client(
                     shown = asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
                     seen.add(await shown)
                     await scraped()
-                    assert not crowd.lost, crowd.told()
-            print(f"{len(seen)} certificates were shown; {crowd.told()}")
+                    assert not crowd.lost, crowd.summary()
+            print(f"{len(seen)} certificates were shown; {crowd.summary()}")
             assert crowd.lost == []
             assert len(seen) > renewals / 2
         assert "TLS files not read anew" not in (tmp_path / "router.log").read_text()

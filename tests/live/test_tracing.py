@@ -30,7 +30,7 @@ async def ask(stack: Stack, headers: dict[str, str] | None = None, **fields: Any
         return reply.status
 
 
-def named(spans: list[Seen], name: str) -> list[Seen]:
+def spans_named(spans: list[Seen], name: str) -> list[Seen]:
     return sorted((s for s in spans if s.name == name), key=lambda s: s.start_ns)
 
 
@@ -75,7 +75,7 @@ async def test_a_request_has_a_tree_of_spans(tmp_path: Path, flags: list[str]) -
     assert about["warmroute.cached_tokens"] == line["cached_tokens"] == 48
     assert root.start_ns < root.events["first token"] < root.end_ns
     (tokens,), (decision,), (sent,) = (
-        named(spans, name) for name in ("tokenize", "decide", "dispatch")
+        spans_named(spans, name) for name in ("tokenize", "decide", "dispatch")
     )
     assert len(spans) == 4
     assert tokens.about["warmroute.prompt_tokens"] == 64
@@ -94,7 +94,7 @@ async def test_a_request_has_a_tree_of_spans(tmp_path: Path, flags: list[str]) -
     assert root_of(lost).about["warmroute.blame"] == "client"
     assert root_of(lost).about["warmroute.request_id"] == "who"
     assert root_of(lost).trace == lines["who"]["trace"]
-    assert not named(lost, "dispatch")
+    assert not spans_named(lost, "dispatch")
 
 
 def parents(heads: list[bytes]) -> list[bytes]:
@@ -122,7 +122,7 @@ async def test_workers_get_the_trace_headers_of_their_dispatch_span(tmp_path: Pa
                 assert await ask(stack, headers) == 200
             (spans,) = (await collector.traces(1)).values()
     followed, untouched, replaced, told = parents(heads)
-    (sent,) = named(spans, "dispatch")
+    (sent,) = spans_named(spans, "dispatch")
     assert followed == f"traceparent: 00-{TRACE}-{sent.id}-01|tracestate: v=1".encode()
     assert untouched == f"Traceparent: {unsampled}|Tracestate: v=1".encode()
     for parent in (replaced, told):
@@ -155,13 +155,13 @@ async def test_a_retry_has_its_own_span_and_a_log_line_with_the_same_ids(
             for _ in range(2):
                 assert await ask(stack) == 200
             traces = await collector.traces(2)
-    (spans,) = [spans for spans in traces.values() if len(named(spans, "dispatch")) == 2]
-    first, second = named(spans, "dispatch")
+    (spans,) = [spans for spans in traces.values() if len(spans_named(spans, "dispatch")) == 2]
+    first, second = spans_named(spans, "dispatch")
     assert (first.about["warmroute.worker"], second.about["warmroute.worker"]) == (bad, 0)
     assert (first.about["error.type"], first.failed) == ("status_5xx", True)
     assert (second.about["http.request.resend_count"], second.failed) == (1, False)
     assert first.end_ns <= second.start_ns
-    assert named(spans, "decide")[1].about["warmroute.reason"] == "retry"
+    assert spans_named(spans, "decide")[1].about["warmroute.reason"] == "retry"
     root = root_of(spans)
     assert (root.about["warmroute.attempts"], root.about["warmroute.blame"]) == (2, "none")
     number, said = root.about["warmroute.request_id"], (tmp_path / "router.log").read_text()
@@ -186,11 +186,11 @@ async def test_a_stream_that_moves_has_a_span_at_each_worker(tmp_path: Path) -> 
                 stack.workers[victim].process.kill()
                 assert (await reply.read()).endswith(b"data: [DONE]\n\n")
             (spans,) = (await collector.traces(1)).values()
-    first, second = named(spans, "dispatch")
+    first, second = spans_named(spans, "dispatch")
     assert (first.about["warmroute.worker"], first.about["warmroute.resumable"]) == (victim, True)
     assert (second.about["warmroute.worker"], second.failed) == (1 - victim, False)
     assert first.failed
-    assert named(spans, "decide")[1].about["warmroute.reason"] == "migration"
+    assert spans_named(spans, "decide")[1].about["warmroute.reason"] == "migration"
     assert root_of(spans).about["warmroute.migrations"] == 1
 
 
@@ -215,12 +215,16 @@ async def test_a_wait_has_a_span_even_if_its_client_gave_up(tmp_path: Path) -> N
             assert (await long, await waits) == (200, 200)
             traces = await collector.traces(3)
     waited = {root_of(spans).about["warmroute.finish"]: spans for spans in traces.values()}
-    (gone,) = named(waited["client_left"], "queue")
+    (gone,) = spans_named(waited["client_left"], "queue")
     assert gone.about["warmroute.code"] == "given_up"
-    assert not named(waited["client_left"], "dispatch")
+    assert not spans_named(waited["client_left"], "dispatch")
     assert root_of(waited["client_left"]).about["http.response.status_code"] == 499
-    (spans,) = [s for s in traces.values() if named(s, "queue") and named(s, "dispatch")]
-    (queue,), (decision,), (sent,) = (named(spans, n) for n in ("queue", "decide", "dispatch"))
+    (spans,) = [
+        s for s in traces.values() if spans_named(s, "queue") and spans_named(s, "dispatch")
+    ]
+    (queue,), (decision,), (sent,) = (
+        spans_named(spans, n) for n in ("queue", "decide", "dispatch")
+    )
     assert queue.end_ns - queue.start_ns > 1_000_000
     assert queue.end_ns <= decision.start_ns <= decision.end_ns <= sent.start_ns
     assert decision.about["warmroute.reason"] == "held"
@@ -241,7 +245,7 @@ async def test_a_client_that_disconnects_in_mid_stream_ends_the_trace(tmp_path: 
         *("client_left",),
         "client",
     )
-    assert len(named(spans, "dispatch")) == 1
+    assert len(spans_named(spans, "dispatch")) == 1
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ async def settled(pool: Pool, number: int) -> str:
     while True:
         due = engine.exact_due
         patience_s = EXACT_S if due and touches else HEARD_S
-        seq, view, held = await heard(pool, number, due, patience_s)
+        seq, view, held = await received_state(pool, number, due, patience_s)
         if held is not None:
             missing, extra = differences(view, held)
             if extra or (missing and view.exact):
@@ -93,7 +93,7 @@ async def settled(pool: Pool, number: int) -> str:
         await pool.touch(number)
 
 
-async def heard(
+async def received_state(
     pool: Pool, number: int, exact: bool, patience_s: float
 ) -> tuple[int, KvView, Chains | None]:
     """Return (number of the engine's last batch, the router's view, the engine's blocks), with None

@@ -88,10 +88,10 @@ async def test_invalid_state_does_not_break_the_page(tmp_path: Path) -> None:
             await page.go(f"http://127.0.0.1:{runner.addresses[0][1]}/ui")
             await page.until("document.querySelector('#main') && !main.hidden", "the page")
 
-            async def all_told() -> bool:  # one more than there are: all were processed
+            async def all_served() -> bool:  # one more than there are: all were processed
                 return told > len(left)
 
-            await until(all_told, "the page to ask so often")
+            await until(all_served, "the page to ask so often")
             await page.picture(tmp_path / "nonsense.png")
             assert page.complaints == []
             said = await page.text("#fleet-said")

@@ -47,10 +47,10 @@ async def answered(
 
 
 async def waits(stack: Stack, count: int) -> None:
-    async def there() -> bool:
+    async def is_waiting() -> bool:
         return await stack.metric("warmroute_waiting_requests") == count
 
-    await until(there, f"{count} requests to wait")
+    await until(is_waiting, f"{count} requests to wait")
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}

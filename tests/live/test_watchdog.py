@@ -39,9 +39,9 @@ class Manager:
     """
 
     line: socket.socket
-    said: list[tuple[float, int, dict[str, str]]] = field(default_factory=list)  # when, by whom
+    notices: list[tuple[float, int, dict[str, str]]] = field(default_factory=list)  # when, by whom
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         while True:
             try:
                 data, more, _, _ = self.line.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
@@ -49,17 +49,17 @@ class Manager:
                 return
             (pid, _, _) = _CREDENTIALS.unpack(more[0][2])
             lines = dict(line.split("=", 1) for line in data.decode().splitlines())
-            self.said.append((time.monotonic(), pid, lines))
+            self.notices.append((time.monotonic(), pid, lines))
 
     def times(self, word: str, pid: int | None = None) -> list[float]:
         """Return the times of messages with this word, from one process or from all."""
-        return [at for at, by, lines in self.said if word in lines and pid in (None, by)]
+        return [at for at, by, lines in self.notices if word in lines and pid in (None, by)]
 
-    async def until_said(self, word: str, count: int = 1, pid: int | None = None) -> None:
-        async def heard() -> bool:
+    async def until_received(self, word: str, count: int = 1, pid: int | None = None) -> None:
+        async def is_received() -> bool:
             return len(self.times(word, pid)) >= count
 
-        await until(heard, f"{count} x {word}: {self.said[-3:]}")
+        await until(is_received, f"{count} x {word}: {self.notices[-3:]}")
 
     async def silent(self, pid: int) -> bool:
         """Return whether a process sends no watchdog message for twice systemd's waiting time."""
@@ -76,7 +76,7 @@ async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
     one, loop = Manager(line), asyncio.get_running_loop()
-    loop.add_reader(line, one.hear)
+    loop.add_reader(line, one.receive)
     yield one
     loop.remove_reader(line)
     line.close()
@@ -110,7 +110,7 @@ async def test_systemd_is_notified_of_start_reload_and_stop(
 
         async def between_s() -> float:
             before = len(manager.times("WATCHDOG"))
-            await manager.until_said("WATCHDOG", before + 5)
+            await manager.until_received("WATCHDOG", before + 5)
             beats = manager.times("WATCHDOG")[before:]
             return (beats[-1] - beats[0]) / (len(beats) - 1)
 
@@ -118,14 +118,14 @@ async def test_systemd_is_notified_of_start_reload_and_stop(
             return found_s < 0.75 * WATCHDOG_S  # the router notifies at half of it
 
         assert often(await measured(between_s, often))
-        assert {by for _, by, _ in manager.said} == {pid}
+        assert {by for _, by, _ in manager.notices} == {pid}
         stack.router.process.send_signal(signal.SIGHUP)
-        await manager.until_said("READY", 2)
-        (told,) = [lines for _, _, lines in manager.said if "RELOADING" in lines]
-        assert 0 <= time.monotonic() - int(told["MONOTONIC_USEC"]) / 1e6 < 20
+        await manager.until_received("READY", 2)
+        (reload,) = [lines for _, _, lines in manager.notices if "RELOADING" in lines]
+        assert 0 <= time.monotonic() - int(reload["MONOTONIC_USEC"]) / 1e6 < 20
         stack.router.process.send_signal(signal.SIGTERM)
-        await manager.until_said("STOPPING")
-        words = [word for _, _, lines in manager.said for word in lines if word != "WATCHDOG"]
+        await manager.until_received("STOPPING")
+        words = [word for _, _, lines in manager.notices for word in lines if word != "WATCHDOG"]
         assert words.index("READY") < words.index("RELOADING") < words.index("STOPPING")
         assert await stack.router.process.wait() == 0
 
@@ -137,7 +137,7 @@ async def test_the_watchdog_notices_a_policy_that_loops_in_c_and_logs_it(
     async with running(tmp_path, workers=1, router=router) as stack:
         pid = stack.router.process.pid
         await until(partial(lives, stack), "the probe to succeed")
-        await manager.until_said("WATCHDOG", pid=pid)
+        await manager.until_received("WATCHDOG", pid=pid)
         asking = asyncio.ensure_future(stack.complete([1]))
         assert await manager.silent(pid)
         assert not await lives(stack)
@@ -158,7 +158,7 @@ async def test_the_watchdog_notices_a_stopped_router_that_recovers_when_continue
         assert await manager.silent(pid)
         assert not await lives(stack)
         stack.router.process.send_signal(signal.SIGCONT)
-        await manager.until_said("WATCHDOG", len(manager.times("WATCHDOG")) + 2)
+        await manager.until_received("WATCHDOG", len(manager.times("WATCHDOG")) + 2)
         await until(partial(lives, stack), "the probe to succeed")
         assert (await stack.complete([1]))[0] == 200
 
@@ -179,7 +179,7 @@ async def test_the_watchdog_notices_a_relay_that_hangs_while_python_runs(
             await until(noticed, "the probe to fail")
             async with stack.http.get(f"{stack.url}/health") as reply:
                 assert (await reply.json())["status"] == "the relay's thread hangs"
-        await manager.until_said("WATCHDOG", len(manager.times("WATCHDOG")) + 1)
+        await manager.until_received("WATCHDOG", len(manager.times("WATCHDOG")) + 1)
         await until(partial(lives, stack), "the probe to succeed")
 
 
@@ -201,15 +201,15 @@ async def test_after_a_hot_restart_the_watchdog_watches_the_new_router(
             env=environment(),
         )
         try:
-            await manager.until_said("WATCHDOG", 2, before.pid)
+            await manager.until_received("WATCHDOG", 2, before.pid)
             before.send_signal(signal.SIGUSR2)
             assert await asyncio.wait_for(before.wait(), 40) == 0
-            main = [int(lines["MAINPID"]) for _, _, lines in manager.said if "MAINPID" in lines]
+            main = [int(lines["MAINPID"]) for _, _, lines in manager.notices if "MAINPID" in lines]
             assert main[0] == before.pid != main[-1]
             served_s = manager.times("MAINPID", main[-1])[-1]
-            await manager.until_said("WATCHDOG", 2, main[-1])
+            await manager.until_received("WATCHDOG", 2, main[-1])
             assert manager.times("WATCHDOG", before.pid)[-1] <= served_s + WATCHDOG_S
         finally:
-            for pid in {lines.get("MAINPID") for _, _, lines in manager.said} - {None}:
+            for pid in {lines.get("MAINPID") for _, _, lines in manager.notices} - {None}:
                 if runs(int(pid)):
                     os.kill(int(pid), signal.SIGTERM)

@@ -30,7 +30,7 @@ REQUESTS = 24
 FLEET = ("--workers", "2", "--profile", "llama-3.1-8b-h100")
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     """The exit status of a command line, and what it wrote to stdout and stderr."""
 
     status: int
@@ -38,7 +38,7 @@ class Said(NamedTuple):
     err: str
 
 
-Run = Callable[..., Said]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """
     monkeypatch.setenv("COLUMNS", "200")
 
-    def called(*arguments: object) -> Said:
+    def called(*arguments: object) -> CommandResult:
         try:
             status = main([str(one) for one in arguments])
         except SystemExit as stop:
             status = int(stop.code or 0)
         said = capsys.readouterr()
-        return Said(status, said.out, said.err)
+        return CommandResult(status, said.out, said.err)
 
     return called
 

@@ -273,7 +273,7 @@ SENTENCES: tuple[Sentence, ...] = (
 )  # fmt: skip
 
 
-def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) -> str:
+def updated(name: str, text: str, chosen: Callable[[Block], bool] | None = None) -> str:
     """Return the document `text` with today's figures; `chosen` limits this to the blocks for which
     it is true.
     """
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(block.reads_log for block in blocks(text)):
             record()
         try:
-            anew = made(name, text)
+            anew = updated(name, text)
         except FigureError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 2

@@ -40,7 +40,9 @@ def setups(faults: Path, requests: int) -> dict[str, Setup]:
     at the router.
     """
 
-    def asked(policy: str, source: str = str(SAMPLE), speed: float = 6.0, **more: object) -> Setup:
+    def setup_with(
+        policy: str, source: str = str(SAMPLE), speed: float = 6.0, **more: object
+    ) -> Setup:
         pool = (
             WorkerGroup(2, PROFILE, kv_tokens=40_000),
             WorkerGroup(2, PROFILE, speed=0.7, kv_tokens=30_000),
@@ -50,14 +52,14 @@ def setups(faults: Path, requests: int) -> dict[str, Setup]:
 
     lossy = World(event_loss=0.05, event_lag_ms=20.0, report_lag_ms=150.0)
     return {
-        **{policy: asked(policy) for policy in POLICIES},
-        **{name: asked("hybrid", name, seed=3) for name in GENERATORS},
-        "softmax": asked("hybrid?temperature=0.3", seed=11),
-        "held": asked("hybrid?max_requests=3", speed=20.0),
-        "lossy": asked("llm_d", world=lossy),
-        "faults": asked("kv_load", faults=str(faults)),
-        "closed loop": asked("hybrid", "gen:sessions", closed_loop=True),
-        "small blocks": asked("hybrid", block_size=32),
+        **{policy: setup_with(policy) for policy in POLICIES},
+        **{name: setup_with("hybrid", name, seed=3) for name in GENERATORS},
+        "softmax": setup_with("hybrid?temperature=0.3", seed=11),
+        "held": setup_with("hybrid?max_requests=3", speed=20.0),
+        "lossy": setup_with("llm_d", world=lossy),
+        "faults": setup_with("kv_load", faults=str(faults)),
+        "closed loop": setup_with("hybrid", "gen:sessions", closed_loop=True),
+        "small blocks": setup_with("hybrid", block_size=32),
     }
 
 

@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, str]:
     return found
 
 
-def told(command: list[str], settings: dict[str, str]) -> str:
+def output_of(command: list[str], settings: dict[str, str]) -> str:
     """Return the output of `python -m command` with these environment variables."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -51,7 +51,7 @@ def told(command: list[str], settings: dict[str, str]) -> str:
 
 
 def fitted(settings: dict[str, str]) -> dict[str, list[float]]:
-    predicted: dict[str, list[float]] = json.loads(told(["tests.simulator.fitted"], settings))
+    predicted: dict[str, list[float]] = json.loads(output_of(["tests.simulator.fitted"], settings))
     return predicted
 
 
@@ -65,7 +65,7 @@ def replayed(folder: Path, settings: dict[str, str]) -> list[str]:
     """Return the lines of a replay's file of results, without those on the time that it took."""
     file = folder / "results.json"
     arguments = ["--policy", "warmset", "--policy", "hybrid", "--workers", "4", "--requests", "100"]
-    told(["simulator", "replay", str(SAMPLE), *arguments, "--json", str(file)], settings)
+    output_of(["simulator", "replay", str(SAMPLE), *arguments, "--json", str(file)], settings)
     lines = file.read_text(encoding="utf-8").splitlines()
     return [
         line
@@ -95,4 +95,4 @@ def test_replays_write_the_same_bytes(
 def test_numeric_tests_pass_on_every_processor(way: dict[str, str]) -> None:
     files = [f"tests/simulator/{name}" for name in NUMERIC]
     options = ["-q", "-n", "0", "--tier", "quick", "-m", "not alone", "-p", "no:cacheprovider"]
-    assert " passed" in told(["pytest", *options, *files], way)
+    assert " passed" in output_of(["pytest", *options, *files], way)

@@ -14,8 +14,8 @@ from tests.simulator.figures_in_docs import (
     Sentence,
     blocks,
     documents,
-    made,
     shown_of,
+    updated,
 )
 
 AGAIN = "run `make figures`, and look at what has changed"
@@ -43,7 +43,7 @@ def test_every_output_mark_in_the_docs_is_understood() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/demo.md", "docs/triton.md"])
 def test_figures_in_the_docs_are_up_to_date(name: str) -> None:
-    assert made(name, text_of(name)) == text_of(name), AGAIN
+    assert updated(name, text_of(name)) == text_of(name), AGAIN
 
 
 def takes_a_second(block: Block) -> bool:
@@ -61,7 +61,7 @@ def takes_seconds(block: Block) -> bool:
 def test_blocks_that_take_a_second_are_up_to_date() -> None:
     text = text_of("docs/simulator.md")
     assert sum(map(takes_a_second, blocks(text))) == 2
-    assert made("docs/simulator.md", text, takes_a_second) == text, AGAIN
+    assert updated("docs/simulator.md", text, takes_a_second) == text, AGAIN
 
 
 @pytest.mark.full
@@ -69,7 +69,7 @@ def test_blocks_that_take_a_second_are_up_to_date() -> None:
 @pytest.mark.parametrize("name", ["docs/simulator.md", "docs/disaggregation.md"])
 def test_blocks_that_take_seconds_are_up_to_date(name: str) -> None:
     assert any(map(takes_seconds, blocks(text_of(name))))
-    assert made(name, text_of(name), takes_seconds) == text_of(name), AGAIN
+    assert updated(name, text_of(name), takes_seconds) == text_of(name), AGAIN
 
 
 @pytest.mark.full
@@ -86,7 +86,7 @@ def test_wrong_figures_are_corrected_and_other_text_is_kept() -> None:
     before = "Some text 7.\n\n<!-- output: 2, until Knee -->\n```\n"
     asked = "--base-s 0.010 --per-request-s 0.002 \\\n    --rate 100 --p99-ms 40"
     shown = f"{before}$ warmroute-sim instances {asked}\nold 99\n```\nEnd 5.\n"
-    right = made("none.md", shown)
+    right = updated("none.md", shown)
     assert right.startswith(shown.partition("old 99")[0])
     assert right.endswith("```\nEnd 5.\n")
     assert "\nTake 1: p99 " in right
@@ -94,7 +94,7 @@ def test_wrong_figures_are_corrected_and_other_text_is_kept() -> None:
     assert "Knee" not in right.partition("-->")[2]
     asked = "warmroute-sim instances --base-s 0.01 --per-request-s 0.002 --rate 9 --p99-ms 40"
     elsewhere = f"2 1, 90 columns, of `{asked}`"
-    given = made("none.md", shown.replace("2, until Knee", elsewhere)).split("```")[1]
+    given = updated("none.md", shown.replace("2, until Knee", elsewhere)).split("```")[1]
     assert given.startswith("\nTake 1: p99 ")
     assert "\n\ngiven: " in given
 
@@ -105,7 +105,7 @@ def test_the_error_for_a_block_without_a_working_command_names_it() -> None:
         ("<!-- output: 1 -->\n```\n$ warmroute-sim replay none.jsonl\n```\n", "status 2: "),
     ):
         with pytest.raises(FigureError, match=re.escape(said)):
-            made("none.md", block)
+            updated("none.md", block)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def _text(name: str, path: str, field: bytes, piece: bytes, code: str | None = N
     return Heavy(name, path, _TINY + b'"%b":"' % field, piece, b'"}', code, between=b"")
 
 
-def _said(name: str, path: str, piece: bytes, code: str | None = None) -> Heavy:
+def _chat_text(name: str, path: str, piece: bytes, code: str | None = None) -> Heavy:
     before = _TINY + b'"messages":[{"role":"user","content":"'
     return Heavy(name, path, before, piece, b'"}]}', code, between=b"")
 
@@ -110,9 +110,9 @@ BODIES = (
     _text("surrogates", EMBEDDINGS, b"input", b"\\ud83d\\ude00"),
     _text("one text", "/generate", b"text", b"\\u00e9"),
     _text("one text", "/tokenize", b"prompt", b"\\u00e9"),
-    _said("a message of escapes", MESSAGES, b"\\n\\n\\n\\n", _TEXT),
-    _said("a message of escapes", CHAT, b"\\n\\n\\n\\n"),
-    _said("an English message", CHAT, b"the quick brown fox "),
+    _chat_text("a message of escapes", MESSAGES, b"\\n\\n\\n\\n", _TEXT),
+    _chat_text("a message of escapes", CHAT, b"\\n\\n\\n\\n"),
+    _chat_text("an English message", CHAT, b"the quick brown fox "),
     Heavy(
         "an image",
         MESSAGES,

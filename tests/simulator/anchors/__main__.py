@@ -17,11 +17,11 @@ import time
 from collections.abc import Sequence
 
 from tests.simulator.anchors.catalogue import ANCHORS
-from tests.simulator.anchors.page import PAGE, Findings, figure, made, replaced, unexplained
+from tests.simulator.anchors.page import PAGE, Findings, figure, markdown_of, replaced, unexplained
 from tests.simulator.anchors.record import Anchor, Measured, near
 
 
-def say(anchor: Anchor, found: Measured, cpu_s: float) -> None:
+def print_result(anchor: Anchor, found: Measured, cpu_s: float) -> None:
     """Print the order and the figures that the replay of one anchor gave."""
     print(f"{anchor.name}: {'order as published' if found.ordered else 'ANOTHER ORDER'}, "
           f"{cpu_s:.0f} s", flush=True)  # fmt: skip
@@ -39,7 +39,7 @@ def measured(anchors: Sequence[Anchor]) -> Findings:
     for anchor in anchors:
         began_s = time.process_time()
         found = anchor.measure(True)
-        say(anchor, found, time.process_time() - began_s)
+        print_result(anchor, found, time.process_time() - began_s)
         findings.append((anchor, found))
     return findings
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.names:
         return int(bool(bad))
     page = PAGE.read_text()
-    anew = replaced(page, made(findings))
+    anew = replaced(page, markdown_of(findings))
     print(f"{PAGE.name}: {'as it was' if anew == page else 'other figures'}")
     if not options.check:
         PAGE.write_text(anew)

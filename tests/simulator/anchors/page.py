@@ -18,7 +18,7 @@ class PageError(ValueError):
     """Raised if the page has no place for the generated part; the text says what is missing."""
 
 
-def made(findings: Findings) -> str:
+def markdown_of(findings: Findings) -> str:
     """Return the Markdown that belongs between the two comments of docs/notes/anchors.md."""
     parts = (results(findings), settings(findings), "\n".join(remarks(findings)))
     return "\n\n".join(part for part in parts if part)
@@ -52,7 +52,7 @@ def settings(findings: Findings) -> str:
     for one, _ in findings:
         where = one.hardware.gpus
         if one.hardware.right:
-            where = f"{where}; {one.hardware.told}"
+            where = f"{where}; {one.hardware.as_markdown}"
         cells = f"`{one.name}`", one.source, where, one.workload, f"{one.rules}; {one.order}"
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

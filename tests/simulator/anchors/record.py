@@ -30,7 +30,7 @@ class Hardware:
         return self.right if self.right in PROFILES or not self.nearest else self.nearest
 
     @property
-    def told(self) -> str:
+    def as_markdown(self) -> str:
         """The profile as Markdown; if it is only the nearest one, with the one that is missing."""
         if self.profile == self.right:
             return f"`{self.right}`"

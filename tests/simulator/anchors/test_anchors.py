@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulator.anchors.catalogue import ANCHORS
-from tests.simulator.anchors.page import BEGIN, PAGE, PageError, made, replaced, unexplained
+from tests.simulator.anchors.page import BEGIN, PAGE, PageError, markdown_of, replaced, unexplained
 from tests.simulator.anchors.record import Anchor, Compared, Hardware, Measured, near
 
 NAMES = [anchor.name for anchor in ANCHORS]
@@ -36,7 +36,7 @@ def test_the_anchors_page_has_all_anchors_with_their_sources() -> None:
     assert len(set(NAMES)) == len(NAMES) >= 10
 
 
-def one(why: str) -> Anchor:
+def anchor_with_reason(why: str) -> Anchor:
     """Return an anchor whose replay finds twice the published figure; `why` is its
     recorded reason.
     """
@@ -48,9 +48,9 @@ def one(why: str) -> Anchor:
 
 def test_a_figure_far_from_the_published_one_needs_a_reason() -> None:
     found = Measured(ordered=True, values=(3.0,))
-    assert unexplained(one(""), found) == [one("").compared[0]]
-    assert not unexplained(one("It leaves out the load."), found)
-    text = made([(one("It leaves out the load."), found)])
+    assert unexplained(anchor_with_reason(""), found) == [anchor_with_reason("").compared[0]]
+    assert not unexplained(anchor_with_reason("It leaves out the load."), found)
+    text = markdown_of([(anchor_with_reason("It leaves out the load."), found)])
     assert "| `made-up` | as published | output, a / b | 1.50 | 3.00 | **no** |" in text
     assert "2 x H100; `qwen3-32b-h100-tp2`, in place of `no-such-profile` |" in text
     assert "- `made-up`: It leaves out the load." in text

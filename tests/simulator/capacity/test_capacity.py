@@ -333,7 +333,7 @@ def test_an_impossible_mix_is_refused() -> None:
 
 
 def test_worker_numbers_around_a_match_are_tried_until_they_get_worse() -> None:
-    def made(good: dict[int, float]) -> tuple[list[PoolTrial], list[int]]:
+    def trials_of(good: dict[int, float]) -> tuple[list[PoolTrial], list[int]]:
         tried: list[int] = []
 
         def of(number: int) -> PoolTrial:
@@ -343,10 +343,10 @@ def test_worker_numbers_around_a_match_are_tried_until_they_get_worse() -> None:
         return climb(4, 8, of), sorted(tried)
 
     rising = {number: number / 10 for number in range(1, 9)}
-    trials, tried = made(rising)
+    trials, tried = trials_of(rising)
     assert [one.prefill_workers for one in trials] == tried == [2, 3, 4, 5, 6, 7, 8]
-    assert made(rising | {5: 0.05, 6: 0.7, 7: 0.0, 8: 0.0})[1] == [2, 3, 4, 5, 6, 7, 8]
-    assert made(rising | {2: 0.0, 3: 0.0, 5: 0.0, 6: 0.0})[1] == [2, 3, 4, 5, 6]
+    assert trials_of(rising | {5: 0.05, 6: 0.7, 7: 0.0, 8: 0.0})[1] == [2, 3, 4, 5, 6, 7, 8]
+    assert trials_of(rising | {2: 0.0, 3: 0.0, 5: 0.0, 6: 0.0})[1] == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def caught(signals: str, number: int) -> bool:
 
 
 @contextmanager
-def nobody_left(leader: int) -> Iterator[None]:
+def no_process_left(leader: int) -> Iterator[None]:
     """Assert that no process of the session is left; kill those that a failed test left behind."""
     try:
         yield
@@ -77,7 +77,7 @@ def nobody_left(leader: int) -> Iterator[None]:
 @pytest.mark.parametrize("number", [INT, TERM, pytest.param(HUP, marks=full)])
 async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
     process = await start(*LONG)
-    with nobody_left(process.pid):
+    with no_process_left(process.pid):
         await until(lambda: caught(in_session(process.pid).get(process.pid, "0"), signal.SIGTERM))
         process.send_signal(number)
         status, _, err = await finish(process)
@@ -88,7 +88,7 @@ async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", [INT, HUP, pytest.param(TERM, marks=full)])
 async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
-    with nobody_left(process.pid):
+    with no_process_left(process.pid):
         # The two processes that replay, and Python's tracker of shared resources.
         await until(lambda: len(in_session(process.pid)) == 4)
         if number == signal.SIGINT:  # a terminal sends it to all processes
@@ -103,7 +103,7 @@ async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -
 
 async def test_child_processes_end_when_the_main_process_is_killed() -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
-    with nobody_left(process.pid):
+    with no_process_left(process.pid):
         await until(lambda: len(in_session(process.pid)) == 4)
         process.kill()
         await process.wait()
@@ -112,7 +112,7 @@ async def test_child_processes_end_when_the_main_process_is_killed() -> None:
 
 async def test_a_killed_child_process_is_reported() -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
-    with nobody_left(process.pid):
+    with no_process_left(process.pid):
         ended = asyncio.ensure_future(finish(process))
         while not ended.done():  # each run is tried twice
             for process_id in replaying(process.pid):

@@ -72,7 +72,7 @@ def test_most_hits_equals_an_exhaustive_search(
 PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=30)
 
 
-def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
+def prefix_ids(paths: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the paths as lists of ids, each of which names a whole prefix."""
     names: dict[tuple[int, ...], int] = {}
     return [
@@ -86,7 +86,7 @@ def named(paths: Sequence[Sequence[int]]) -> list[list[int]]:
 def test_no_rule_has_more_hits_than_the_union_of_the_caches(
     paths: list[list[int]], workers: int, capacity: int
 ) -> None:
-    requests = named(paths)
+    requests = prefix_ids(paths)
     jobs = [Job(0, 10 * len(ids), 1, np.array(ids, dtype=np.uint64)) for ids in requests]
     tokens = sum(job.prompt_tokens for job in jobs)
     most = most_hits(requests, [len(ids) for ids in requests], workers * capacity)

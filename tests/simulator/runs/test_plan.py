@@ -222,7 +222,7 @@ def test_an_equal_answer_with_less_headroom_is_marked() -> None:
 TIMES = st.lists(st.floats(300.0, 700.0), min_size=3, max_size=3)
 
 
-class Told:
+class FixedTimes:
     """Gives runs with known TTFTs, for two policies and by seed."""
 
     def __init__(self, mine: list[float], theirs: list[float]) -> None:
@@ -240,7 +240,7 @@ class Told:
 def tied(mine: list[float], theirs: list[float]) -> bool:
     targets = Targets(ttft_mean_ms=1000.0)
     asked = request(targets, policies=("hybrid", "least_requests"), most_workers=1)
-    return bool(plan(asked, Told(mine, theirs)).ties)  # type: ignore[arg-type]
+    return bool(plan(asked, FixedTimes(mine, theirs)).ties)  # type: ignore[arg-type]
 
 
 @given(mine=TIMES, theirs=TIMES)

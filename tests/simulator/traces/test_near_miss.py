@@ -37,7 +37,7 @@ def error_of(folder: Path, text: str) -> tuple[Path, str]:
     return path, said
 
 
-def made(path: Path, said: str) -> list[Job]:
+def converted(path: Path, said: str) -> list[Job]:
     """Run the command that the error message suggests; return the requests of the file that it
     writes.
     """
@@ -80,7 +80,7 @@ def test_the_suggested_command_converts_the_file(
     for words in (f"seen: {seen}", "understood: `", "do: `jq -c '"):
         assert words in said
     assert said.count("\n") == 0
-    jobs = made(path, said)
+    jobs = converted(path, said)
     assert len(jobs) == 3 * requests
     assert jobs[0].prompt_tokens >= 7
 
@@ -107,7 +107,7 @@ def test_the_suggested_command_renames_a_field_misspelt_in_all_lines(
 ) -> None:
     path, said = error_of(tmp_path, f"{json.dumps(line)}\n" * 3)
     assert f"seen: {seen} in the first line; understood: {understood}; do: `jq -c '" in said
-    assert len(made(path, said)) == 3
+    assert len(converted(path, said)) == 3
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -115,7 +115,7 @@ def test_the_suggested_command_makes_lines_of_an_array(tmp_path: Path, indent: i
     path, said = error_of(tmp_path, json.dumps([CHAT, CHAT], indent=indent))
     assert "seen: JSON" in said
     assert "one JSON object a line" in said
-    assert len(made(path, said)) == 2
+    assert len(converted(path, said)) == 2
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])

@@ -143,11 +143,11 @@ def test_copies_of_sessions_share_only_the_prefix_common_to_all(
 @settings(max_examples=examples(50), deadline=None)
 @given(talks=TALKS, seed=SEEDS)
 def test_the_same_seed_gives_the_same_resample(talks: list[Talk], seed: int) -> None:
-    def told(seed: int) -> list[tuple[int, list[int], str | None]]:
+    def drawn_jobs(seed: int) -> list[tuple[int, list[int], str | None]]:
         draw = Draw(recorded(talks, named=True), seed)
         return [(job.at_ns, job.ids.tolist(), job.session) for job in draw.jobs()]
 
-    assert told(seed) == told(seed)
+    assert drawn_jobs(seed) == drawn_jobs(seed)
 
 
 def test_other_seeds_give_other_resamples_of_about_as_many_requests() -> None:

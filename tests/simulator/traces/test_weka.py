@@ -48,7 +48,7 @@ FAMILY = trace(
 )
 
 
-def told(jobs: list[Job]) -> dict[str | None, list[Job]]:
+def sessions_by_name(jobs: list[Job]) -> dict[str | None, list[Job]]:
     return dict(sessions(iter(jobs)))
 
 
@@ -57,7 +57,7 @@ def test_a_trace_with_sub_agents_is_read(tmp_path: Path) -> None:
     jobs = read(spec)
     assert [job.at_ns for job in jobs] == sorted(job.at_ns for job in jobs)
     assert {job.group for job in jobs} == {"a"}
-    agents = told(jobs)
+    agents = sessions_by_name(jobs)
     assert sorted(map(str, agents)) == ["a", "a/x", "a/y", "a/z"]
     assert [job.parent for job in jobs if job.session != "a"] == ["a"] * 4
     start = agents["a"][0].at_ns
@@ -117,8 +117,8 @@ def test_two_runs_of_one_agent_are_two_sessions(tmp_path: Path) -> None:
             ),
         )
     )  # fmt: skip
-    assert sorted(str(name) for name in told(jobs)) == ["a", "a/x", "a/x#2"]
-    assert told(jobs)["a"][1].waits_for == ("a/x", "a/x#2")
+    assert sorted(str(name) for name in sessions_by_name(jobs)) == ["a", "a/x", "a/x#2"]
+    assert sessions_by_name(jobs)["a"][1].waits_for == ("a/x", "a/x#2")
 
 
 def test_a_closed_loop_waits_for_sub_agents(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def opened(source: str, seed: int = 1, **more: object) -> JobStream:
     return open_jobs(WorkloadSpec(source, **more), seed)  # type: ignore[arg-type]
 
 
-def made(source: str, seed: int = 1, **more: object) -> list[Job]:
+def jobs_of(source: str, seed: int = 1, **more: object) -> list[Job]:
     return list(opened(source, seed, **more).jobs)
 
 

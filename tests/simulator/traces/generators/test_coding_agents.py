@@ -14,7 +14,7 @@ from policies.contract import Hashes
 from simulator.traces.generators.coding_agents import BLOCK
 from simulator.traces.job import Job, TraceError
 from simulator.workloads.open import sessions
-from tests.simulator.traces.generators.generated import made, opened
+from tests.simulator.traces.generators.generated import jobs_of, opened
 
 NS = 1_000_000_000
 
@@ -56,7 +56,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("preset", "reuse"), [("file", 0.947), ("heavy", 0.944)])
 def test_main_agents_have_the_sizes_of_their_preset(preset: str, reuse: float) -> None:
-    jobs = made(f"gen:coding_agents?preset={preset}&sessions=500&spawn=0&limit=900000", seed=3)
+    jobs = jobs_of(f"gen:coding_agents?preset={preset}&sessions=500&spawn=0&limit=900000", seed=3)
     told = main_agents(jobs)
     own = list(itertools.chain.from_iterable(told.values()))
     found: dict[str, list[float]] = {
@@ -81,7 +81,7 @@ def test_main_agents_have_the_sizes_of_their_preset(preset: str, reuse: float) -
 
 
 def test_half_of_the_heavy_requests_are_sub_agents() -> None:
-    jobs = made("gen:coding_agents?sessions=300&turns=107*0.5", seed=5)
+    jobs = jobs_of("gen:coding_agents?sessions=300&turns=107*0.5", seed=5)
     children = [job for job in jobs if job.parent is not None]
     assert 0.4 < len(children) / len(jobs) < 0.5
     sides = [job for job in jobs if job.side]
@@ -98,7 +98,7 @@ def test_half_of_the_heavy_requests_are_sub_agents() -> None:
 
 def test_prompts_share_only_their_layers() -> None:
     source = "gen:coding_agents?sessions=60&turns=20&spawn=0.1&versions=2&projects=2&side=0.1"
-    jobs = made(source, seed=2)
+    jobs = jobs_of(source, seed=2)
     before: dict[int, int] = {}  # an id stands for the whole prefix up to it
     for job in jobs:
         for last, one in itertools.pairwise([-1, *job.ids.tolist(), *job.answer_ids.tolist()]):
@@ -137,7 +137,7 @@ def test_prompts_share_only_their_layers() -> None:
 
 
 def test_a_turn_begins_with_the_previous_turn_and_its_answer() -> None:
-    turns = list(main_agents(made("gen:coding_agents?sessions=30&spawn=0&reset=0")).values())
+    turns = list(main_agents(jobs_of("gen:coding_agents?sessions=30&spawn=0&reset=0")).values())
     whole = 0
     for before, after in itertools.pairwise(itertools.chain.from_iterable(turns)):
         if before.session != after.session or after.prompt_tokens == 25_000:
@@ -151,7 +151,7 @@ def test_a_turn_begins_with_the_previous_turn_and_its_answer() -> None:
 
 
 def test_agents_wait_for_all_of_their_sub_agents_or_continue() -> None:
-    jobs = made("gen:coding_agents?sessions=100&turns=30&spawn=0.2&token_ms=10")
+    jobs = jobs_of("gen:coding_agents?sessions=100&turns=30&spawn=0.2&token_ms=10")
     ends: dict[str | None, int] = {}
     begins: dict[str | None, int] = {}
     parents: dict[str | None, str | None] = {}
@@ -182,7 +182,7 @@ def test_agents_wait_for_all_of_their_sub_agents_or_continue() -> None:
 
 
 def test_prompts_are_compacted_at_the_limit() -> None:
-    jobs = made("gen:coding_agents?sessions=60&limit=60000&spawn=0.1&agent_turns=30")
+    jobs = jobs_of("gen:coding_agents?sessions=60&limit=60000&spawn=0.1&agent_turns=30")
     assert 50_000 < max(job.prompt_tokens for job in jobs) <= 60_000
     compacted = 0
     for _, turns in sessions(iter(jobs)):
@@ -196,7 +196,7 @@ def test_prompts_are_compacted_at_the_limit() -> None:
 
 def test_another_rate_only_moves_sessions() -> None:
     def shapes(rate: str) -> list[tuple[object, ...]]:
-        jobs = made(f"gen:coding_agents?sessions=8&rate={rate}&turns=12&spawn=0.2")
+        jobs = jobs_of(f"gen:coding_agents?sessions=8&rate={rate}&turns=12&spawn=0.2")
         starts = {name: turns[0].at_ns for name, turns in main_agents(jobs).items()}
         return sorted(
             (job.session, job.at_ns - starts[job.group or ""], job.prompt_tokens, job.think_ns)
@@ -204,13 +204,13 @@ def test_another_rate_only_moves_sessions() -> None:
         )
 
     assert shapes("0.01") == shapes("5")
-    assert made("gen:coding_agents?sessions=3", seed=1)[50].at_ns != (
-        made("gen:coding_agents?sessions=3", seed=2)[50].at_ns
+    assert jobs_of("gen:coding_agents?sessions=3", seed=1)[50].at_ns != (
+        jobs_of("gen:coding_agents?sessions=3", seed=2)[50].at_ns
     )
 
 
 def test_a_burst_begins_at_once_and_wrong_numbers_are_refused() -> None:
-    told = main_agents(made("gen:coding_agents?sessions=20&burst=5&turns=2"))
+    told = main_agents(jobs_of("gen:coding_agents?sessions=20&burst=5&turns=2"))
     starts = [turns[0].at_ns for turns in told.values()]
     assert starts[:5] == [0] * 5
     assert min(starts[5:]) > 0

@@ -12,7 +12,7 @@ import pytest
 
 from simulator.traces.job import TraceError
 from simulator.workloads.open import sessions
-from tests.simulator.traces.generators.generated import ideal_hit_share, made, opened
+from tests.simulator.traces.generators.generated import ideal_hit_share, jobs_of, opened
 
 
 def test_sessions_know_their_answers_and_pauses() -> None:
@@ -32,12 +32,12 @@ def test_sessions_know_their_answers_and_pauses() -> None:
             assert after.at_ns - before.at_ns == after.think_ns + 300 * 20_000_000
             pauses.append(after.think_ns / 1e9)
     assert sum(pauses) / len(pauses) == pytest.approx(45, rel=0.1)
-    code = made("gen:sessions?case=code&sessions=3&context=1000&turns=2..5&max_prompt=9000")
+    code = jobs_of("gen:sessions?case=code&sessions=3&context=1000&turns=2..5&max_prompt=9000")
     assert max(job.prompt_tokens for job in code) <= 9000
 
 
 def test_agents_share_one_prompt_and_pause_as_configured() -> None:
-    jobs = made("gen:agentic?sessions=400")
+    jobs = jobs_of("gen:agentic?sessions=400")
     told = sessions(iter(jobs))
     assert {int(job.ids[624]) for job in jobs} == {int(jobs[0].ids[624])}  # 625 blocks of 16
     assert len({int(turns[0].ids[625]) for _, turns in told}) == 400
@@ -55,23 +55,23 @@ def test_agents_share_one_prompt_and_pause_as_configured() -> None:
 
 
 def test_a_burst_begins_at_once_and_other_sessions_at_their_rate() -> None:
-    told = sessions(iter(made("gen:agentic?sessions=300&burst=24&rate=0.5")))
+    told = sessions(iter(jobs_of("gen:agentic?sessions=300&burst=24&rate=0.5")))
     starts = [turns[0].at_ns for _, turns in told]
     assert len(starts) == 300
     assert starts[:24] == [0] * 24
     assert min(starts[24:]) > 0
     assert starts[-1] / 1e9 == pytest.approx(276 / 0.5, rel=0.2)
-    plain = made("gen:agentic?sessions=30")
-    one = made("gen:agentic?sessions=30&burst=1")
+    plain = jobs_of("gen:agentic?sessions=30")
+    one = jobs_of("gen:agentic?sessions=30&burst=1")
     assert [(j.at_ns, j.prompt_tokens) for j in one] == [(j.at_ns, j.prompt_tokens) for j in plain]
-    everybody = sessions(iter(made("gen:agentic?sessions=30&burst=30")))
+    everybody = sessions(iter(jobs_of("gen:agentic?sessions=30&burst=30")))
     assert {turns[0].at_ns for _, turns in everybody} == {0}
     with pytest.raises(TraceError, match="burst 31: expected at most the 30 sessions"):
         opened("gen:agentic?sessions=30&burst=31")
 
 
 def test_tenants_have_their_own_shares_and_prompts() -> None:
-    jobs = made("gen:tenants?sessions=4000")
+    jobs = jobs_of("gen:tenants?sessions=4000")
     told = sessions(iter(jobs))
     shares = Counter(turns[0].tenant for _, turns in told)
     harmonic = sum(rank**-1.1 for rank in range(1, 21))

@@ -20,7 +20,7 @@ from simulator.traces.generators.table import GENERATORS
 from simulator.traces.options import Size, option_rows
 from simulator.workloads.open import Chainer, TraceError, sessions
 from tests.effort import examples
-from tests.simulator.traces.generators.generated import ideal_hit_share, made, opened
+from tests.simulator.traces.generators.generated import ideal_hit_share, jobs_of, opened
 
 
 def test_the_sglang_generator_has_the_published_defaults() -> None:
@@ -32,7 +32,7 @@ def test_the_sglang_generator_has_the_published_defaults() -> None:
     assert ideal_hit_share(jobs, 16) == pytest.approx(0.8824, abs=1e-4)
     groups = Counter(int(job.ids[0]) for job in jobs)
     assert sorted(groups.values()) == [16] * 64
-    in_order = made("gen:sglang?ordered=true")
+    in_order = jobs_of("gen:sglang?ordered=true")
     firsts = [int(job.ids[0]) for job in in_order]
     assert firsts == sorted(firsts) != [int(job.ids[0]) for job in jobs]
     assert stream.fraction_read() == 1.0
@@ -57,7 +57,7 @@ def test_the_sglang_generator_supports_turns_and_ranges() -> None:
 
 
 def test_the_vllm_generator_has_equal_shares_and_the_given_burstiness() -> None:
-    jobs = made("gen:vllm?requests=4003&prefixes=10&rate=20&burstiness=0.25")
+    jobs = jobs_of("gen:vllm?requests=4003&prefixes=10&rate=20&burstiness=0.25")
     assert len(jobs) == 4000
     assert set(Counter(int(job.ids[0]) for job in jobs).values()) == {400}
     assert {job.prompt_tokens for job in jobs} == {512}
@@ -66,7 +66,7 @@ def test_the_vllm_generator_has_equal_shares_and_the_given_burstiness() -> None:
     spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
     assert mean == pytest.approx(1 / 20, rel=0.15)
     assert spread / mean == pytest.approx(2.0, rel=0.15)  # 1 / sqrt(0.25)
-    even = made("gen:vllm?requests=40&rate=20&burstiness=inf")
+    even = jobs_of("gen:vllm?requests=40&rate=20&burstiness=inf")
     assert [job.at_ns for job in even] == [50_000_000 * i for i in range(40)]
 
 
@@ -88,7 +88,7 @@ def test_the_inference_perf_generator_cycles_its_corpus() -> None:
 
 def test_the_inference_perf_generator_supports_conversations() -> None:
     source = "gen:inference_perf?groups=2&prompts=3&multi_turn=true&stages=3:20&max_prompt=600"
-    jobs = made(source)
+    jobs = jobs_of(source)
     assert len(jobs) == 60
     told = sessions(iter(jobs))
     assert len(told) > 6  # conversations that grew too long began anew
@@ -121,7 +121,7 @@ def test_the_llmd_generator_has_the_published_stages() -> None:
 
 def test_the_zipf_generator_has_a_heavy_tail_and_nested_prefixes() -> None:
     source = "gen:zipf?requests=20000&groups=50&exponent=1&levels=3&children=4&system=160"
-    jobs = made(source)
+    jobs = jobs_of(source)
     counts = Counter(int(job.ids[0]) for job in jobs).most_common()
     harmonic = sum(1 / rank for rank in range(1, 51))
     assert counts[0][1] / 20000 == pytest.approx(1 / harmonic, rel=0.05)
@@ -139,7 +139,7 @@ def test_the_zipf_generator_has_a_heavy_tail_and_nested_prefixes() -> None:
 
 def test_prefixes_of_the_zipf_generator_have_a_lifetime() -> None:
     source = "gen:zipf?requests=6000&rate=10&groups=20&exponent=0&lifetime_s=100"
-    jobs = made(source)
+    jobs = jobs_of(source)
     seen: dict[int, list[int]] = {}
     for job in jobs:
         seen.setdefault(int(job.ids[0]), []).append(job.at_ns)
@@ -166,7 +166,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_the_same_seed_gives_the_same_jobs(name: str) -> None:
     def all_of(seed: int) -> bytes:
-        jobs = made(f"gen:{name}?{SMALL[name]}", seed)
+        jobs = jobs_of(f"gen:{name}?{SMALL[name]}", seed)
         return repr([msgspec.structs.astuple(job) for job in jobs]).encode()
 
     assert all_of(1) == all_of(1)
@@ -266,5 +266,5 @@ def test_generators_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TraceError, match="is a generator"):
         opened("gen:sglang", format="mooncake")
-    assert len(made("gen:sglang", requests=10)) == 10
+    assert len(jobs_of("gen:sglang", requests=10)) == 10
     assert opened("gen:sglang", requests=10).total == 10
