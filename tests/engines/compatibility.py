@@ -22,22 +22,22 @@ EXACT = "exact hits"  # a property of the tests that count exact hits
 # What a column says, and the tests that show it: the ends of their names, without the release.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "recognized": ("test_a_server_is_recognized_by_its_url",),
-    "tokens equal": ("test_tokens_are_counted_as_the_server_counts_them",),
-    "hits exact": ("test_hits_are_as_expected_and_the_index_is_vllms_own_table",),
+    "tokens equal": ("test_token_counts_equal_the_servers",),
+    "hits exact": ("test_hits_and_index_equal_those_of_vllm",),
     "events": (
-        "test_hits_are_as_expected_and_the_index_is_vllms_own_table",
-        "test_the_index_is_true_again_after_a_crowd",
-        "test_a_reset_cache_is_known_to_be_empty_with_the_next_step",
+        "test_hits_and_index_equal_those_of_vllm",
+        "test_the_index_is_right_after_concurrent_requests",
+        "test_a_reset_cache_is_known_to_be_empty_after_the_next_step",
     ),
-    "replay": ("test_a_lost_connection_shows_and_heals",),
+    "replay": ("test_a_lost_event_connection_is_shown_and_recovers",),
     "kill -9": ("test_streams_and_requests_survive_kill_9",),
     "sleep, pause": (
-        "test_a_paused_server_gets_nothing_until_it_is_resumed",
-        "test_what_slept_comes_back_empty",
+        "test_a_paused_server_gets_no_requests_until_resumed",
+        "test_the_cache_of_a_server_that_slept_is_empty",
     ),
     "answers, clients": (
-        "test_answers_are_those_of_the_server",
-        "test_refusals_are_those_of_the_server",
+        "test_routed_answers_equal_the_servers",
+        "test_refusals_equal_the_servers",
         "test_vllm_clients.py",
     ),
     "misfits": ("test_vllm_misfits.py",),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.engines.compatibility import COLUMNS, EXACT, Outcomes, add, table
 
-HITS = "tests/engines/test_vllm.py::test_hits_are_as_expected_and_the_index_is_vllms_own_table"
+HITS = "tests/engines/test_vllm.py::test_hits_and_index_equal_those_of_vllm"
 KILL = "tests/engines/test_vllm_faults.py::test_streams_and_requests_survive_kill_9"
 
 
@@ -17,7 +17,7 @@ def cells(known: Outcomes, release: str) -> dict[str, str]:
     return dict(zip(("vLLM", *COLUMNS), row.strip("| ").split(" | "), strict=True))
 
 
-def test_a_run_adds_to_those_before(tmp_path: Path) -> None:
+def test_a_run_adds_its_outcomes_to_earlier_runs(tmp_path: Path) -> None:
     at = tmp_path / "build" / "compatibility.json"
     add({"0.9.0": {HITS: "failed", EXACT: "7 of 9"}}, at)
     add({"0.10.0": {HITS: "passed", EXACT: "9 of 9"}}, at)
@@ -30,14 +30,14 @@ def test_a_run_adds_to_those_before(tmp_path: Path) -> None:
     assert (old["hits exact"], old["kill -9"]) == ("**7 of 9**", "**1 of 2**")
 
 
-def test_what_was_skipped_did_not_run() -> None:
+def test_a_skipped_test_counts_as_not_run() -> None:
     known = {"0.9.0": {f"{KILL}[server]": "skipped", f"{KILL}[engine core]": "passed"}}
     assert cells(known, "0.9.0")["kill -9"] == "yes"
     known["0.9.0"][f"{KILL}[engine core]"] = "skipped"
     assert cells(known, "0.9.0")["kill -9"] == "not run"
 
 
-def test_columns_name_tests_that_exist() -> None:
+def test_columns_refer_to_existing_tests() -> None:
     folder = Path(__file__).parent
     texts = "".join(path.read_text() + path.name for path in folder.glob("test_vllm*.py"))
     for names in COLUMNS.values():

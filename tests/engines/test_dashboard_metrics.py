@@ -24,13 +24,13 @@ UNTOLD = {
 SINCE = {"vllm:admission_rejections_total": (0, 32)}
 
 
-def asked(prefix: str) -> set[str]:
+def queried_metrics(prefix: str) -> set[str]:
     """Return the names of an engine's metrics that the panels of all dashboards query."""
     exprs = " ".join(expr for panel in PANELS.values() for expr in targets(panel))
     return set(re.findall(rf"\b{prefix}\w+", exprs))
 
 
-def named(page: str) -> set[str]:
+def metric_names(page: str) -> set[str]:
     """Return the names of all samples on a metrics page."""
     return {
         line.partition("{")[0].partition(" ")[0]
@@ -45,7 +45,7 @@ async def page_of(url: str) -> str:
         return await reply.text()
 
 
-async def holds(pool: Pool, prefix: str, recorded: str) -> None:
+async def check_metrics(pool: Pool, prefix: str, recorded: str) -> None:
     """Check that the first server and the recorded page both export every metric that
     panels query.
     """
@@ -53,25 +53,28 @@ async def holds(pool: Pool, prefix: str, recorded: str) -> None:
     for _ in range(2):  # SGLang counts cached tokens from the first hit on
         status, _ = await pool.servers[0].post("/v1/completions", body)
         assert status == 200
-    wanted = {name for name in asked(prefix) if name not in UNTOLD}
+    wanted = {name for name in queried_metrics(prefix) if name not in UNTOLD}
     release = pool.environment.release
     wanted -= {name for name, since in SINCE.items() if release[: len(since)] < since}
     assert len(wanted) > 10
-    assert wanted - named(await page_of(f"{pool.servers[0].url}/metrics")) == set()
-    assert asked(prefix) - set(UNTOLD) - named((PAGES / recorded).read_text()) == set()
+    assert wanted - metric_names(await page_of(f"{pool.servers[0].url}/metrics")) == set()
+    assert (
+        queried_metrics(prefix) - set(UNTOLD) - metric_names((PAGES / recorded).read_text())
+        == set()
+    )
 
 
-async def test_vllm_tells_what_panels_ask_for(vllm: Pool) -> None:
-    await holds(vllm, "vllm:", "vllm.txt")
+async def test_vllm_exports_the_metrics_that_panels_query(vllm: Pool) -> None:
+    await check_metrics(vllm, "vllm:", "vllm.txt")
 
 
-async def test_sglang_tells_what_panels_ask_for(sglang: Pool) -> None:
-    await holds(sglang, "sglang:", "sglang.txt")
+async def test_sglang_exports_the_metrics_that_panels_query(sglang: Pool) -> None:
+    await check_metrics(sglang, "sglang:", "sglang.txt")
 
 
-async def test_triton_tells_what_panels_ask_for(triton: Pool) -> None:
+async def test_triton_exports_the_metrics_that_panels_query(triton: Pool) -> None:
     server = triton.servers[0]
     assert isinstance(server, TritonServer)
-    told = named(await page_of(server.metrics_url))
-    assert asked("nv_") - told == set()
-    assert asked("nv_") - named((PAGES / "triton.txt").read_text()) == set()
+    told = metric_names(await page_of(server.metrics_url))
+    assert queried_metrics("nv_") - told == set()
+    assert queried_metrics("nv_") - metric_names((PAGES / "triton.txt").read_text()) == set()

@@ -99,7 +99,7 @@ def flat() -> Body:
     return body
 
 
-def asked(words: int = 20, longest: int = 20) -> list[Body]:
+def text_request(words: int = 20, longest: int = 20) -> list[Body]:
     """Return a list with one request for a text model."""
     return [{"text_input": "word " * words, "max_tokens": longest}]
 
@@ -124,7 +124,7 @@ async def watched(*servers: DoctorsTriton, **options: Any) -> DoctorReport:
     return await examine([one.target for one in servers], Options(WATCH_S, **options))
 
 
-async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_missing_dynamic_batcher(servers: list[DoctorsTriton]) -> None:
     """The doctor finds cause 1 (the dynamic batcher is not on), and nothing after the cure."""
     server = servers[0]
     await server.load(plain(extra=""))
@@ -140,7 +140,7 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
 
 
 @FULL
-async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_max_batch_size_of_zero(servers: list[DoctorsTriton]) -> None:
     """The doctor finds cause 2 (`max_batch_size` is 0), and nothing after the cure."""
     await servers[0].load(plain(batch=0))
     async with loaded(servers[0], 8, [flat()]):
@@ -151,7 +151,9 @@ async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
 
 
 @pytest.mark.parametrize("what", ["shapes", pytest.param("inputs", marks=FULL)])
-async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_path: Path) -> None:
+async def test_the_doctor_finds_requests_that_cannot_share_a_batch(
+    servers: list[DoctorsTriton], what: str, tmp_path: Path
+) -> None:
     """The doctor finds causes 3 (requests of four different shapes) and 4 (requests with two sets
     of inputs), and neither if all requests are equal.
     """
@@ -173,7 +175,9 @@ async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_pat
 
 
 @FULL
-async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_idle_instances_that_take_single_requests(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 5 (idle instances take single requests), and nothing after
     the cure.
     """
@@ -188,7 +192,9 @@ async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None
 
 
 @FULL
-async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_queue_delay_without_further_requests(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 6 (the queue delay waits for no further request), and nothing after
     the cure.
     """
@@ -207,7 +213,9 @@ async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
         assert (await watched(server)).findings == ()
 
 
-async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_bounded_queue_that_refuses_requests(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 8 (a bounded queue refuses requests) by its own probe, since Triton
     does not count refused requests.
     """
@@ -225,7 +233,9 @@ async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
 
 
 @FULL
-async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_requests_that_time_out_in_the_queue(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 9 (requests time out in the queue), and nothing after the cure."""
     server = servers[0]
     policy = "default_timeout_microseconds: {} allow_timeout_override: false"
@@ -240,7 +250,9 @@ async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
 
 
 @FULL
-async def test_sequences_that_nobody_ends(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_sequences_that_hold_their_slots(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 11 (sequences hold their slots), and nothing after the cure."""
     server = servers[0]
     batching = "sequence_batching { direct { } max_sequence_idle_microseconds: 5000000 }"
@@ -280,7 +292,7 @@ GENERATE, STREAM = "tensorrt_llm/generate", "ensemble/generate_stream"
         ),
     ],
 )
-async def test_an_engine_that_batches_few(
+async def test_the_doctor_distinguishes_three_causes_of_small_engine_batches(
     servers: list[DoctorsTriton],
     number: int,
     sick: dict[str, object],
@@ -294,7 +306,7 @@ async def test_an_engine_that_batches_few(
     server, told = servers[0], {"max_tokens": float(longest)}
     words = 1000 if number == 13 else 20
     await server.load(llm(**sick))
-    async with loaded(server, 8, asked(words, longest), GENERATE):
+    async with loaded(server, 8, text_request(words, longest), GENERATE):
         report = await watched(server, **told)
     assert says in first(report, number).found.evidence
     before = await gauges_of(server, "max")
@@ -303,34 +315,36 @@ async def test_an_engine_that_batches_few(
     async def its_own() -> bool:
         return await gauges_of(server, "max") > before
 
-    async with loaded(server, 8, asked(words, longest), GENERATE):
+    async with loaded(server, 8, text_request(words, longest), GENERATE):
         # Triton shows the gauges of an unloaded model until the new one has its first.
         await until(its_own, "the gauges of the larger cache and batch")
         assert (await watched(server, **told)).findings == ()
 
 
 @FULL
-async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_an_unfilled_template(servers: list[DoctorsTriton]) -> None:
     """The doctor finds cause 19 (settings of a template that nobody filled in), and nothing after
     the cure.
     """
     server = servers[0]
     for policy, numbers_found in (("${batch_scheduler_policy}", [19]), ("max_utilization", [])):
         await server.load(llm(batch_scheduler_policy=policy))
-        async with loaded(server, 8, asked(), GENERATE):
+        async with loaded(server, 8, text_request(), GENERATE):
             report = await watched(server)
         assert [one.number for one in report.findings] == numbers_found, report.text()
 
 
 @FULL
-async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_bls_model_that_runs_one_request_at_a_time(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 26 (a BLS model runs one request per instance), and nothing after the
     cure.
     """
     server = servers[0]
     path = "tensorrt_llm_bls/generate"
     await server.load(llm(), texts("tensorrt_llm_bls", "bls"))
-    async with loaded(server, 8, asked(), path):
+    async with loaded(server, 8, text_request(), path):
         found = first(await watched(server), 26)
     change = found.found.changes[0]
     assert (change.name, change.now, change.to) == (
@@ -339,12 +353,14 @@ async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
         "64",
     )
     await server.load(llm(), texts("tensorrt_llm_bls", "bls", count=4))
-    async with loaded(server, 4, asked(), path):
+    async with loaded(server, 4, text_request(), path):
         assert (await watched(server)).findings == ()
 
 
 @FULL
-async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_model_that_waits_for_another_model(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 26 for a model that waits for another one which batches; it reports
     neither full batches (36) nor clients that ask one at a time (35).
     """
@@ -367,7 +383,7 @@ async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -
     assert not [one for one in report.findings if one.where.endswith(" m")], report.text()
 
 
-async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_slow_ensemble_step(servers: list[DoctorsTriton]) -> None:
     """The doctor finds cause 28 (a step of the ensemble is too slow), and nothing after
     the cure.
     """
@@ -376,7 +392,7 @@ async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> 
     for base_ms, found_numbers in ((40, [28]), (1, [])):
         before = texts("preprocessing", "batch", output="QUERY", base_ms=base_ms)
         await server.load(llm(), before, whole)
-        async with loaded(server, 8, asked(), path):
+        async with loaded(server, 8, text_request(), path):
             report = await watched(server)
         assert [one.number for one in report.findings] == found_numbers, report.text()
         if found_numbers:
@@ -393,12 +409,14 @@ def router_page(url: str, requests: int) -> str:
 
 
 @FULL
-async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_abandoned_requests_that_keep_running(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 31: clients have left, and their requests keep running."""
     server = servers[0]
     await server.load(llm(answer=1200, kv_tokens=400_000), ensemble("tensorrt_llm"))
     async with (
-        loaded(server, 6, asked(longest=4000), STREAM, warm=False),
+        loaded(server, 6, text_request(longest=4000), STREAM, warm=False),
         mock({"/metrics": router_page(server.url, 6)}) as router,
     ):
         report = await watched(server, router=router)
@@ -410,7 +428,9 @@ async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[Doctor
 
 
 @FULL
-async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_decoupled_model_without_a_limit(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 32: nothing limits a decoupled model, so twice as many requests take
     twice the time.
     """
@@ -425,7 +445,9 @@ async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) ->
 
 
 @FULL
-async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_rate_limiter_that_holds_requests(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 10: each of four instances needs a resource of which the rate limiter
     has only one.
     """
@@ -441,7 +463,9 @@ async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> 
 
 
 @FULL
-async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_a_python_instance_that_runs_one_request(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 29 (a Python instance runs one request at a time), and nothing after
     the cure.
     """
@@ -453,7 +477,7 @@ async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
         assert [one.number for one in report.findings] == found_numbers, report.text()
 
 
-async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_reports_notes_with_exit_status_0(servers: list[DoctorsTriton]) -> None:
     """The doctor reports the notes 7 (little load), 12 (answers from the cache) and 36 (full
     batches of a busy device) with exit status 0, and only under their conditions.
     """
@@ -476,13 +500,13 @@ async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[Doctor
 
 
 @FULL
-async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_ignores_gauges_of_an_unloaded_model(servers: list[DoctorsTriton]) -> None:
     """The doctor ignores the gauges of an unloaded model, which Triton still shows: eight requests
     active and one scheduled.
     """
     server = servers[0]
     await server.load(llm(kv_tokens=2560, answer=60))
-    async with loaded(server, 8, asked(1000, 1060), GENERATE):
+    async with loaded(server, 8, text_request(1000, 1060), GENERATE):
         first(await watched(server, max_tokens=1060.0), 13)
     await server.load(plain())
     assert await gauges_of(server, "max") > 0
@@ -510,14 +534,14 @@ MIXED = {
     "memory for one, and a policy that is none": Mixed(
         (13, 19),
         (llm(**TIGHT, batch_scheduler_policy=STATIC),),
-        ((GENERATE, 8, asked(1000, 1060)),),
+        ((GENERATE, 8, text_request(1000, 1060)),),
         "tensorrt_llm",
         {"max_tokens": 1060.0},
     ),
     "a small batch, and an unfilled template": Mixed(
         (16, 19),
         (llm(batch=2, decoding_mode="${decoding_mode}"),),
-        ((GENERATE, 8, asked()),),
+        ((GENERATE, 8, text_request()),),
         "tensorrt_llm",
         {"max_tokens": 20.0},
     ),
@@ -530,7 +554,7 @@ MIXED = {
     "BLS, before an engine whose template is unfilled": Mixed(
         (26, 19),
         (llm(decoding_mode="${decoding_mode}"), texts("tensorrt_llm_bls", "bls")),
-        (("tensorrt_llm_bls/generate", 8, asked()),),
+        (("tensorrt_llm_bls/generate", 8, text_request()),),
         "tensorrt_llm_bls",
     ),
     "no batch dimension, and a delay for nobody": Mixed(
@@ -552,7 +576,7 @@ MIXED = {
     "name",
     [pytest.param(name, marks=[FULL] if number else []) for number, name in enumerate(MIXED)],
 )
-async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton], name: str) -> None:
+async def test_the_costlier_of_two_causes_is_first(servers: list[DoctorsTriton], name: str) -> None:
     server, case = servers[0], MIXED[name]
     await server.load(*case.models)
     async with AsyncExitStack() as stack:
@@ -563,7 +587,9 @@ async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton],
     assert report.findings[0].where == f"{server.url} {case.where}"
 
 
-async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
+async def test_the_doctor_finds_clients_that_send_one_request_at_a_time(
+    servers: list[DoctorsTriton],
+) -> None:
     """The doctor finds cause 35 (clients ask one at a time), and nothing after the cure."""
     server = servers[0]
     await server.load(plain())
@@ -573,7 +599,7 @@ async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton
         assert (await watched(server)).findings == ()
 
 
-async def test_a_pool_with_one_hot_worker_and_one_that_differs(
+async def test_the_doctor_finds_a_hot_worker_and_differing_workers(
     servers: list[DoctorsTriton],
 ) -> None:
     """The doctor finds causes 37 (one worker has all the load), 38 (workers differ) and 39 (a
@@ -609,7 +635,7 @@ def shown() -> tuple[list[str], list[str]]:
     return command.split(), [line.strip() for line in lines if line.startswith("   ")]
 
 
-async def test_from_eight_active_and_one_scheduled_to_the_cure(
+async def test_the_documented_doctor_command_leads_to_the_cure(
     servers: list[DoctorsTriton],
 ) -> None:
     """The command of docs/triton.md prints the output on the page, and no fault after the field
@@ -617,7 +643,7 @@ async def test_from_eight_active_and_one_scheduled_to_the_cure(
     """
     server, (words, lines) = servers[0], shown()
     words = [server.target if word == "http://gpu1:8000" else word for word in words]
-    request = asked(words=1000, longest=1060)
+    request = text_request(words=1000, longest=1060)
     await server.load(llm(kv_tokens=2560, max_tokens_in_paged_kv_cache=2560, answer=60))
     async with loaded(server, 8, request, GENERATE):
         status, out = await command(*words)
@@ -633,7 +659,7 @@ async def test_from_eight_active_and_one_scheduled_to_the_cure(
     assert (status, out.splitlines()[0]) == (0, f"No cause found in {WATCH_S:.0f} s under load.")
 
 
-async def test_service_times_are_those_of_the_model(
+async def test_measured_service_times_equal_the_models(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
     """The times that the doctor measures for a planner are the model's: 10 ms, and 5 ms for each

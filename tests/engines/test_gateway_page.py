@@ -99,7 +99,7 @@ async def answered(url: str, http: aiohttp.ClientSession) -> Any:
         return await reply.json()
 
 
-async def test_the_picker_beside_envoy(tmp_path: Path) -> None:
+async def test_the_curl_command_is_answered_through_envoy(tmp_path: Path) -> None:
     """The page's `curl` command gets an answer through Envoy and the picker."""
     async with (
         served(
@@ -117,14 +117,14 @@ async def test_the_picker_beside_envoy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["original-dst.yaml", "override-host.yaml"])
-async def test_the_heads_of_the_samples(tmp_path: Path, file: str) -> None:
+async def test_commands_in_the_sample_files_give_an_answer(tmp_path: Path, file: str) -> None:
     text = (BOOTSTRAPS / file).read_text().replace("# ", "")
     words, envoys = shown("warmroute", text), shown("envoy", text)
     async with served(tmp_path, words) as stack, behind(tmp_path, stack, envoys) as envoy:
         await answered(envoy.url, stack.http)
 
 
-async def test_a_certificate_where_any_will_do(tmp_path: Path) -> None:
+async def test_envoy_accepts_the_documented_picker_certificate(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *shown("openssl"), cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
     )
@@ -137,30 +137,36 @@ async def test_a_certificate_where_any_will_do(tmp_path: Path) -> None:
             await answered(found.url, stack.http)
 
 
-async def test_prefill_and_decode_are_taken(tmp_path: Path) -> None:
+async def test_the_router_accepts_the_roles_on_the_page(tmp_path: Path) -> None:
     """The router accepts the page's roles; test_picker_split.py tests what they do."""
     words = shown("warmroute serve --picker --worker http://10.0.0.11:8000,role")
     async with served(tmp_path, words) as stack:
         assert [row["role"] for row in await stack.rows()] == ["prefill", "decode"]
 
 
-async def test_what_is_installed_is_there() -> None:
+async def test_the_documented_extra_exists() -> None:
     (extra,) = re.findall(r"\[(.*)\]", shown("pip install")[2])
     assert extra in (metadata("warmroute").get_all("Provides-Extra") or [])
 
 
 RUN: Mapping[str, Callable[..., object]] = {
-    "pip install '.[grpc]'": test_what_is_installed_is_there,
-    "warmroute serve --picker --worker http://10.0.0.11:8000 ": test_the_picker_beside_envoy,
-    "warmroute serve --picker --picker-endpoints 3 ": test_the_heads_of_the_samples,
-    "warmroute serve --picker --picker-tls-cert ": test_a_certificate_where_any_will_do,
-    "warmroute serve --picker --worker http://10.0.0.11:8000,role": (
-        test_prefill_and_decode_are_taken
+    "pip install '.[grpc]'": test_the_documented_extra_exists,
+    "warmroute serve --picker --worker http://10.0.0.11:8000 ": (
+        test_the_curl_command_is_answered_through_envoy
     ),
-    "envoy -c docs/deploy/envoy/original-dst.yaml": test_the_picker_beside_envoy,
-    "envoy -c o": test_the_heads_of_the_samples,
-    "curl http://127.0.0.1:8000": test_the_picker_beside_envoy,
-    "openssl req": test_a_certificate_where_any_will_do,
+    "warmroute serve --picker --picker-endpoints 3 ": (
+        test_commands_in_the_sample_files_give_an_answer
+    ),
+    "warmroute serve --picker --picker-tls-cert ": (
+        test_envoy_accepts_the_documented_picker_certificate
+    ),
+    "warmroute serve --picker --worker http://10.0.0.11:8000,role": (
+        test_the_router_accepts_the_roles_on_the_page
+    ),
+    "envoy -c docs/deploy/envoy/original-dst.yaml": test_the_curl_command_is_answered_through_envoy,
+    "envoy -c o": test_commands_in_the_sample_files_give_an_answer,
+    "curl http://127.0.0.1:8000": test_the_curl_command_is_answered_through_envoy,
+    "openssl req": test_envoy_accepts_the_documented_picker_certificate,
 }
 
 
@@ -170,7 +176,7 @@ def test_every_command_is_run_by_a_test() -> None:
     assert [begin for begin in RUN if not any(one.startswith(begin) for one in every)] == []
 
 
-def test_keys_and_modes_of_the_page_are_there() -> None:
+def test_keys_and_modes_on_the_page_exist() -> None:
     keys = set(re.findall(r"`((?:picker|picker_tls|timeouts|limits)\.[a-z_]+)", PAGE))
     for key in keys:
         part, _, name = key.partition(".")

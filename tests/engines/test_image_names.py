@@ -22,7 +22,7 @@ PIXEL = base64.b64decode(
         ({"media_io": {"rgba_background_color": [0, 0, 0]}}, "e10a77c850a9d0479fd2762f5f865426"),
     ],
 )
-def test_names_are_those_of_vllm(settings: dict[str, Any], begins: str) -> None:
+def test_image_names_equal_those_of_vllm(settings: dict[str, Any], begins: str) -> None:
     as_it_is, converted = image_names(PIXEL, "org/m", "sha256", **settings)
     assert as_it_is.startswith(begins)
     assert converted != as_it_is

@@ -24,13 +24,13 @@ STREAMS = 4
 TOKENS = 1200
 
 
-async def test_a_server_is_recognized_as_one_that_tells_nothing(llamacpp: Pool) -> None:
+async def test_a_server_is_recognized_as_a_server_without_events(llamacpp: Pool) -> None:
     for row in await llamacpp.router.rows():
         assert (row["kind"], row["state"], row["models"]) == ("openai", "ready", [MODEL])
         assert (row["events"], row["events_from"], row["kv_used_tokens"]) == (None, None, None)
 
 
-async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
+async def test_routed_answers_equal_the_servers(llamacpp: Pool) -> None:
     """The router's answers at temperature 0, one at a time, equal the server's except for ids,
     times and cached tokens.
     """
@@ -44,7 +44,7 @@ async def test_answers_are_those_of_the_server(llamacpp: Pool) -> None:
             assert routed[0] == 200, routed
 
 
-async def test_a_conversation_stays_where_its_prefix_is(llamacpp: Pool) -> None:
+async def test_a_conversation_stays_at_the_server_that_has_its_prefix(llamacpp: Pool) -> None:
     """The router expects the prompts that it sent to a server to be cached there, and the server
     finds them in its cache.
     """

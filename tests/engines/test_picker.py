@@ -149,7 +149,7 @@ def _no_change(config: Any) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
 @pytest.mark.parametrize(("file", "change"), FILES_AND_MODES)
-async def test_random_bodies_come_and_go_byte_for_byte(
+async def test_random_bodies_pass_unchanged_in_both_directions(
     stack: Stack, tmp_path: Path, file: str, change: Any, http2: bool
 ) -> None:
     draw = random.Random(24)
@@ -176,7 +176,7 @@ async def test_random_bodies_come_and_go_byte_for_byte(
 
 @pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
 @pytest.mark.parametrize(("file", "change"), FILES_AND_MODES)
-async def test_events_are_unchanged_and_come_as_they_are_made(
+async def test_events_pass_unchanged_and_at_once(
     stack: Stack, tmp_path: Path, file: str, change: Any, http2: bool
 ) -> None:
     wanted = b"".join(map(event, range(EVENTS))) + b"data: [DONE]\n\n"
@@ -206,7 +206,7 @@ async def test_events_are_unchanged_and_come_as_they_are_made(
 
 
 @pytest.mark.parametrize(("file", "change"), FILES_AND_MODES)
-async def test_requests_without_a_body_and_with_100_continue(
+async def test_requests_without_a_body_and_with_100_continue_are_answered(
     stack: Stack, tmp_path: Path, file: str, change: Any
 ) -> None:
     found = served(stack, tmp_path, file, change=change or _no_change)
@@ -243,7 +243,7 @@ async def test_requests_without_a_body_and_with_100_continue(
         ("NONE", "STREAMED"),
     ],
 )
-async def test_each_mode_of_bodies(
+async def test_each_body_mode_is_handled(
     stack: Stack, tmp_path: Path, request_mode: str, response_mode: str
 ) -> None:
     change = modes(request_mode, response_mode)
@@ -261,7 +261,7 @@ async def test_each_mode_of_bodies(
 
 
 @pytest.mark.parametrize("change", [_no_change, duplex], ids=["buffered", "duplex"])
-async def test_bodies_over_the_limit_are_413_by_whoever_sees_it(
+async def test_bodies_over_the_limit_get_413_from_envoy_or_the_picker(
     stack: Stack, tmp_path: Path, change: Any
 ) -> None:
     large = body_of("a" * ((16 << 20) + 1_000))
@@ -270,7 +270,7 @@ async def test_bodies_over_the_limit_are_413_by_whoever_sees_it(
 
 
 @pytest.mark.parametrize(("file", "change"), FILES_AND_MODES)
-async def test_nobody_outside_names_a_destination(
+async def test_clients_cannot_choose_a_destination(
     stack: Stack, tmp_path: Path, file: str, change: Any
 ) -> None:
     found = served(stack, tmp_path, file, change=change or _no_change)
@@ -311,7 +311,7 @@ def by_header(config: Any) -> None:
     filters_of(config).insert(0, named)
 
 
-async def test_a_hint_leaves_only_its_endpoints(stack: Stack, tmp_path: Path) -> None:
+async def test_a_subset_hint_restricts_the_endpoints(stack: Stack, tmp_path: Path) -> None:
     found = served(stack, tmp_path, OVERRIDE_HOST, count=3, change=by_header)
     async with found as (envoy, workers):
         if workers:
@@ -336,7 +336,7 @@ async def test_a_hint_leaves_only_its_endpoints(stack: Stack, tmp_path: Path) ->
             assert none.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
 
-async def test_the_headers_of_the_conformance_tests(tmp_path: Path) -> None:
+async def test_headers_of_the_conformance_tests_need_the_pickers_option(tmp_path: Path) -> None:
     """The headers of the gateway API's conformance tests (GatewayFollowingEPPRouting,
     DestinationEndpointServed) work only if the picker's option enables them.
     """
@@ -358,7 +358,7 @@ async def test_the_headers_of_the_conformance_tests(tmp_path: Path) -> None:
             assert ([len(one.heads) for one in workers] == [0, 0, 6]) is bool(more)
 
 
-async def test_a_pool_without_pods_says_so(stack: Stack, tmp_path: Path) -> None:
+async def test_a_pool_without_pods_gets_503_with_a_reason(stack: Stack, tmp_path: Path) -> None:
     def blind(config: Any) -> None:
         del cluster_of(config, "picker")["health_checks"]
 
@@ -370,7 +370,7 @@ async def test_a_pool_without_pods_says_so(stack: Stack, tmp_path: Path) -> None
             assert int(reply.headers["retry-after"]) >= 1
 
 
-async def test_a_dead_endpoint_is_passed_by_and_the_charge_is_where_the_request_is(
+async def test_a_dead_endpoint_is_skipped_and_the_serving_worker_is_charged(
     listing: Stack, tmp_path: Path
 ) -> None:
     stack = listing
@@ -408,7 +408,9 @@ async def status_of(envoy: Envoy, body: bytes, headers: Any = None) -> int:
         return reply.status
 
 
-async def test_the_first_endpoint_refuses_under_original_dst(stack: Stack, tmp_path: Path) -> None:
+async def test_a_refusing_endpoint_gives_503_under_original_dst(
+    stack: Stack, tmp_path: Path
+) -> None:
     lost = AsyncExitStack()
     only = await lost.enter_async_context(echo_worker())
     worker_id = await stack.add(f"{only.url},kind=openai,model={MODEL}")
@@ -425,7 +427,7 @@ async def test_the_first_endpoint_refuses_under_original_dst(stack: Stack, tmp_p
 
 
 @pytest.mark.parametrize("change", [_no_change, duplex], ids=["buffered", "duplex"])
-async def test_clients_that_leave_and_workers_that_fail(
+async def test_disconnects_and_worker_failures_leave_no_charge(
     stack: Stack, tmp_path: Path, change: Any
 ) -> None:
     found = served(stack, tmp_path, ORIGINAL_DST, change=change)
@@ -449,7 +451,9 @@ async def test_clients_that_leave_and_workers_that_fail(
         await until(counted, "its failure to be counted")
 
 
-async def test_a_deadline_ends_what_waits_for_an_answer(stack: Stack, tmp_path: Path) -> None:
+async def test_a_deadline_ends_a_request_that_waits_for_an_answer(
+    stack: Stack, tmp_path: Path
+) -> None:
     found = served(stack, tmp_path, ORIGINAL_DST)
     async with found as (envoy, _):
         headers = {"x-do": "hang", "x-request-timeout-ms": "300"}
@@ -461,7 +465,7 @@ async def test_a_deadline_ends_what_waits_for_an_answer(stack: Stack, tmp_path: 
         assert time.monotonic() - began_s < 0.6
 
 
-async def test_a_model_at_its_limit_holds_until_the_decisions_time_is_over(
+async def test_a_request_at_the_models_limit_waits_for_the_decision_time(
     stack: Stack, tmp_path: Path
 ) -> None:
     full = json.dumps({"model": "full", "prompt": "a"}).encode()
@@ -487,7 +491,7 @@ async def test_a_model_at_its_limit_holds_until_the_decisions_time_is_over(
         await stack.remove(worker_id)
 
 
-async def test_health_is_told_by_every_name(stack: Stack) -> None:
+async def test_health_checks_work_for_every_service_name(stack: Stack) -> None:
     import grpc
 
     known = ("", "envoy.service.ext_proc.v3.ExternalProcessor", "readiness", "inference-extension")
@@ -511,7 +515,7 @@ async def test_health_is_told_by_every_name(stack: Stack) -> None:
             assert await asked(stack.router.facts["health"], name) == b"\x08\x01"
 
 
-async def test_the_samples_strip_what_clients_say_of_destinations() -> None:
+async def test_the_sample_files_remove_clients_destination_headers() -> None:
     for file in (ORIGINAL_DST, OVERRIDE_HOST):
         config = yaml.safe_load(
             (Path(__file__).parents[2] / "docs/deploy/envoy" / file).read_text()

@@ -71,7 +71,7 @@ async def pool(folder: Path, *flags: str, count: int = 2) -> AsyncIterator[tuple
         yield stack, workers, place
 
 
-async def again(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
+async def restart_router(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
     """Start a router like the one that was killed, with the same picker port."""
     arguments = ["serve", "--port", "0", "--admin-port", "0", *ROUTER]
     arguments += ["--picker-port", place.rpartition(":")[2]]
@@ -84,7 +84,7 @@ async def again(stack: Stack, workers: list[EchoWorker], place: str) -> Stack:
     return following
 
 
-async def asked(envoy: Envoy, body: bytes, **headers: str) -> tuple[int, bytes]:
+async def status_and_body(envoy: Envoy, body: bytes, **headers: str) -> tuple[int, bytes]:
     """Send a completion request through Envoy; return (status, body)."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with envoy.http.post(f"{envoy.url}{PATH}", data=body, headers=named) as reply:
@@ -95,15 +95,15 @@ def _no_change(config: Any) -> None:
     """Leave the bootstrap as it is."""
 
 
-async def leaves(envoy: Envoy, draw: random.Random) -> None:
+async def disconnect_early(envoy: Envoy, draw: random.Random) -> None:
     """Send a request as a client that disconnects before or during the answer."""
     what = draw.choice(("events", "hang"))
     with suppress(TimeoutError):
         async with asyncio.timeout(draw.uniform(0.001, 0.15)):
-            await asked(envoy, body_of("a", stream=True), x_do=what)
+            await status_and_body(envoy, body_of("a", stream=True), x_do=what)
 
 
-async def breaks_off(place: str, draw: random.Random) -> None:
+async def break_off_stream(place: str, draw: random.Random) -> None:
     """Call the picker as a proxy that resets its stream at any point, or sends messages out of
     order.
     """
@@ -134,7 +134,7 @@ async def breaks_off(place: str, draw: random.Random) -> None:
         pytest.param(OVERRIDE_HOST, duplex, id="override-host-duplex"),
     ],
 )
-async def test_nothing_is_left_charged_and_no_answer_is_empty(
+async def test_under_faults_no_charge_is_left_and_no_answer_is_empty(
     tmp_path: Path, file: str, change: Any
 ) -> None:
     draw, statuses = random.Random(24), Counter[int]()
@@ -151,17 +151,17 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
         async def one(number: int) -> None:
             async with slots:
                 if number % 5 == 0:
-                    await leaves(envoy, draw)
+                    await disconnect_early(envoy, draw)
                 elif number % 25 == 1:
-                    await breaks_off(place, draw)
+                    await break_off_stream(place, draw)
                 elif number % 25 == 2:
-                    status, data = await asked(envoy, b"{", x_do="echo")
+                    status, data = await status_and_body(envoy, b"{", x_do="echo")
                     statuses[status] += 1
                     assert status != 200 or data == b"{"
                 else:
                     body = body_of(f"{number % 40} " * 30, stream=bool(number % 2))
                     what = "events" if number % 2 else "echo"
-                    status, data = await asked(envoy, body, x_do=what, x_pause_s="0.001")
+                    status, data = await status_and_body(envoy, body, x_do=what, x_pause_s="0.001")
                     statuses[status] += 1
                     if status == 200:
                         assert data == (WHOLE if number % 2 else body)
@@ -193,7 +193,9 @@ async def test_nothing_is_left_charged_and_no_answer_is_empty(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("file", [ORIGINAL_DST, OVERRIDE_HOST])
-async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> None:
+async def test_envoy_follows_its_failure_mode_while_the_picker_is_down(
+    tmp_path: Path, file: str
+) -> None:
     """While the picker is down, Envoy with failure mode closed refuses requests; with failure mode
     open, it balances them itself once it knows.
     """
@@ -208,7 +210,7 @@ async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> Non
             while not over.is_set():
                 body, what = body_of(f"{number} " * 40), ("echo", "events")[number % 2]
                 try:
-                    status, data = await asked(envoy, body, x_do=what)
+                    status, data = await status_and_body(envoy, body, x_do=what)
                 except aiohttp.ClientError:  # the client sees that the answer was cut off
                     status, data = 0, b""
                 assert status != 200 or data == (WHOLE if number % 2 else body)
@@ -224,7 +226,7 @@ async def test_the_picker_is_killed_under_load(tmp_path: Path, file: str) -> Non
             known_s = time.monotonic()
             await until(_so_many(ends, 50, known_s + 1.0), "answers without it", 60)
             since = {status for at_s, status in ends if at_s > known_s + 1.0}
-            following = await again(stack, workers, place)
+            following = await restart_router(stack, workers, place)
             await envoy.until_healthy()
             back_s = time.monotonic()
             await until(_so_many(ends, 50, back_s + 1.0), "answers with the next one", 60)
@@ -241,7 +243,7 @@ def _so_many(ends: list[tuple[float, int]], count: int, after_s: float = 0.0) ->
     return there
 
 
-async def test_a_picker_that_hangs_costs_the_time_of_a_message(tmp_path: Path) -> None:
+async def test_a_hanging_picker_costs_one_message_timeout(tmp_path: Path) -> None:
     limit_s = 1.0
 
     def change(config: Any) -> None:
@@ -251,28 +253,28 @@ async def test_a_picker_that_hangs_costs_the_time_of_a_message(tmp_path: Path) -
     async with pool(tmp_path) as (stack, _, place):
         found = running_envoy(tmp_path, ORIGINAL_DST, [place], change=change)
         async with found as envoy:
-            assert (await asked(envoy, body_of("a")))[0] == 200
+            assert (await status_and_body(envoy, body_of("a")))[0] == 200
             stack.router.process.send_signal(signal.SIGSTOP)
             try:
                 for _ in range(3):
                     began_s = time.monotonic()
-                    status, _ = await asked(envoy, body_of("a"))
+                    status, _ = await status_and_body(envoy, body_of("a"))
                     took_s = time.monotonic() - began_s
                     assert status in (503, 504)
                     assert took_s < limit_s + 0.1
             finally:
                 stack.router.process.send_signal(signal.SIGCONT)
-            assert (await asked(envoy, body_of("a")))[0] == 200
+            assert (await status_and_body(envoy, body_of("a")))[0] == 200
             await stack.assert_idle()
 
 
 @pytest.mark.parametrize("change", [_no_change, duplex], ids=["buffered", "duplex"])
-async def test_a_picker_that_stops_lets_streams_end(tmp_path: Path, change: Any) -> None:
+async def test_a_stopping_picker_lets_streams_finish(tmp_path: Path, change: Any) -> None:
     async with pool(tmp_path) as (stack, workers, place):
         found = running_envoy(tmp_path, ORIGINAL_DST, [place], change=change)
         async with found as envoy:
             running_on = asyncio.create_task(
-                asked(envoy, body_of("a", stream=True), x_do="events", x_pause_s="0.1")
+                status_and_body(envoy, body_of("a", stream=True), x_do="events", x_pause_s="0.1")
             )
 
             async def there() -> bool:
@@ -282,10 +284,10 @@ async def test_a_picker_that_stops_lets_streams_end(tmp_path: Path, change: Any)
             stack.router.process.send_signal(signal.SIGTERM)
             assert await running_on == (200, WHOLE)
             assert await asyncio.wait_for(stack.router.process.wait(), 10) == 0
-            assert (await asked(envoy, body_of("a")))[0] == 503
+            assert (await status_and_body(envoy, body_of("a")))[0] == 503
 
 
-async def test_tls_is_spoken_to_the_picker(tmp_path: Path) -> None:
+async def test_envoy_connects_to_the_picker_with_tls(tmp_path: Path) -> None:
     pair = Authority(tmp_path).signed("picker")
     flags = ("--picker-tls-cert", str(pair.cert), "--picker-tls-key", str(pair.key))
 
@@ -293,5 +295,5 @@ async def test_tls_is_spoken_to_the_picker(tmp_path: Path) -> None:
         found = running_envoy(tmp_path, ORIGINAL_DST, [place], change=tls_to_picker)
         async with found as envoy:
             body = body_of("a" * 10_000)
-            assert await asked(envoy, body) == (200, body)
+            assert await status_and_body(envoy, body) == (200, body)
             await stack.assert_idle()

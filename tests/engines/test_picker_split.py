@@ -13,7 +13,9 @@ from tests.live.stack import running
 
 
 @pytest.mark.parametrize("door", ["picker", "front"])
-async def test_the_worker_that_decodes_is_told_who_prefills(tmp_path: Path, door: str) -> None:
+async def test_the_decode_worker_gets_the_prefill_workers_address(
+    tmp_path: Path, door: str
+) -> None:
     ENVOY.or_skip()
     flags = ["--picker-port", "0", "--disaggregation", "always", "--slow-start-s", "0"]
     async with echo_worker() as prefills, echo_worker() as decodes:

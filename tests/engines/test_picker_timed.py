@@ -77,7 +77,7 @@ def random_body(draw: random.Random) -> bytes:
     return data
 
 
-def told(reply: httpx.Response) -> list[Any]:
+def token_ids_of(reply: httpx.Response) -> list[Any]:
     """Return an answer's content without its id, its time and its cached tokens."""
     assert reply.status_code == 200, reply.text
     found = []
@@ -97,7 +97,7 @@ def told(reply: httpx.Response) -> list[Any]:
 @pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
 @pytest.mark.parametrize("change", [lambda config: None, duplex], ids=["buffered", "duplex"])
 @pytest.mark.parametrize("file", [ORIGINAL_DST, OVERRIDE_HOST])
-async def test_answers_are_those_of_the_worker(
+async def test_answers_through_envoy_equal_the_workers(
     stack: Stack, tmp_path: Path, file: str, change: Any, http2: bool
 ) -> None:
     """Answers through Envoy equal the worker's; each token depends on all tokens before it, so one
@@ -114,7 +114,7 @@ async def test_answers_are_those_of_the_worker(
                 ours = await through.post(f"{envoy.url}{PATH}", content=body)
                 theirs = await directly.post(f"{stack.workers[0].url}{PATH}", content=body)
             assert ours.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
-            assert told(ours) == told(theirs)
+            assert token_ids_of(ours) == token_ids_of(theirs)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(BODIES // 8):
@@ -128,7 +128,7 @@ async def test_answers_are_those_of_the_worker(
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @needs_redis
-async def test_hits_and_balance_are_those_of_the_front(tmp_path: Path) -> None:
+async def test_hits_and_balance_equal_those_at_the_routers_own_port(tmp_path: Path) -> None:
     """Cache hits and balance through Envoy equal those at the router's own port, also with two
     pickers that share state. The bench has narrower bounds and a machine of its own.
     """

@@ -57,7 +57,7 @@ async def test_a_server_is_recognized_by_its_url(sglang: Pool) -> None:
         assert row["events_from"] == "read here"
 
 
-async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
+async def test_hits_are_exact_because_sglang_reports_no_windows_or_states(sglang: Pool) -> None:
     """The router treats hits as exact, because SGLang reports that no layer has a sliding window or
     states, which its events would leave out.
     """
@@ -68,7 +68,7 @@ async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
     await until(exact, "the workers to be exact")
 
 
-async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Pool) -> None:
+async def test_hits_and_index_equal_those_of_sglangs_tree(sglang: Pool) -> None:
     """The router's expected hits equal SGLang's, and its index equals SGLang's tree, if requests
     are sent one at a time.
     """
@@ -95,7 +95,7 @@ async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Po
     await until_true(sglang)
 
 
-async def test_hits_are_as_expected_by_sglangs_own_token_ids(sglang: Pool) -> None:
+async def test_hits_are_as_expected_with_token_ids_from_sglang(sglang: Pool) -> None:
     """The router's expected hits are right if it has no tokenizer and asks the servers for the
     token ids of each prompt.
     """
@@ -122,7 +122,7 @@ async def test_hits_are_as_expected_by_sglangs_own_token_ids(sglang: Pool) -> No
         assert sum(line["cached_tokens"] > 0 for line in lines) > RENDERED / 4
 
 
-async def test_the_index_is_true_again_after_a_crowd_that_evicts(sglang: Pool) -> None:
+async def test_the_index_is_right_after_concurrent_requests_that_evict(sglang: Pool) -> None:
     async def client(number: int) -> None:
         for path, body in base_requests(seed=100 + number, count=25):
             status, answer = await sglang.ask(path, body)
@@ -145,7 +145,7 @@ async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
     assert await sglang.believed(RUST) == await sglang.believed(PYTHON) == set()
 
 
-async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
+async def test_routed_answers_equal_the_servers(sglang: Pool) -> None:
     """The router's answers at temperature 0, one at a time, equal the server's except for ids,
     times and cached tokens.
     """
@@ -157,7 +157,7 @@ async def test_answers_are_those_of_the_server(sglang: Pool) -> None:
             assert routed == direct
 
 
-async def test_its_load_is_read_as_it_tells_it_in_both_ways(sglang: Pool) -> None:
+async def test_the_load_is_read_from_the_loads_path_and_from_metrics(sglang: Pool) -> None:
     """The router reads the number of running requests from `/v1/loads` and from Prometheus metrics;
     `/get_load` no longer exists.
     """
@@ -178,7 +178,7 @@ async def test_its_load_is_read_as_it_tells_it_in_both_ways(sglang: Pool) -> Non
     await asyncio.gather(*asked)
 
 
-async def test_the_cache_is_whole_again_when_its_events_are_heard_again(sglang: Pool) -> None:
+async def test_the_index_is_complete_again_after_events_resume(sglang: Pool) -> None:
     await until_heard_again(sglang)
 
 

@@ -161,7 +161,7 @@ async def split(
         yield Split(router, (urls[0], urls[1]), (pids[0], pids[1]), moved, log)
 
 
-def asked(serial: int, output: int = 8) -> tuple[str, dict[str, Any]]:
+def path_and_body(serial: int, output: int = 8) -> tuple[str, dict[str, Any]]:
     text = words(random.Random(1_000 + serial), 600)
     common = {"model": MODEL, "max_tokens": output, "temperature": 0, "ignore_eos": True}
     if serial % 2:
@@ -169,21 +169,21 @@ def asked(serial: int, output: int = 8) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", common | {"messages": [{"role": "user", "content": text}]}
 
 
-def said(answer: Any) -> Any:
+def text_and_end(answer: Any) -> Any:
     (choice,) = answer["choices"]
     # A token of a small random model may have no text.
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     return text, choice["finish_reason"]
 
 
-async def test_answers_are_those_of_one_server_and_their_kv_was_sent(split: Split) -> None:
+async def test_split_answers_equal_those_of_one_server_and_kv_is_sent(split: Split) -> None:
     before = await split.counted(1, split.moved)
     for serial in range(6):
-        path, body = asked(serial, 9)
+        path, body = path_and_body(serial, 9)
         status, answer = await split.ask(path, body)
         assert status == 200, answer
         _, direct = await split.ask_at(split.urls[1], path, body)
-        assert said(answer) == said(direct)
+        assert text_and_end(answer) == text_and_end(direct)
         assert not answer.get("kv_transfer_params"), "no worker's address for clients"
         assert answer["usage"]["prompt_tokens"] == direct["usage"]["prompt_tokens"]
     assert await split.counted(1, split.moved) > before
@@ -192,19 +192,19 @@ async def test_answers_are_those_of_one_server_and_their_kv_was_sent(split: Spli
     await split.until_split(9, requests=6)
 
 
-async def test_a_seed_says_the_same_in_two_legs(split: Split) -> None:
+async def test_a_seed_gives_the_same_tokens_in_two_legs(split: Split) -> None:
     """A seed gives the same tokens with a prefill and a decode worker: the prefill worker's token,
     which is discarded, does not change the random draws.
     """
     for serial in range(4):
-        path, body = asked(20 + serial)
+        path, body = path_and_body(20 + serial)
         body |= {"temperature": 1.0, "seed": serial}
         _, direct = await split.ask_at(split.urls[1], path, body)
-        assert said((await split.ask(path, body))[1]) == said(direct)
+        assert text_and_end((await split.ask(path, body))[1]) == text_and_end(direct)
 
 
-async def test_a_stream_says_what_the_whole_answer_says(split: Split) -> None:
-    path, body = asked(31)
+async def test_a_stream_gives_the_same_text_as_the_unstreamed_answer(split: Split) -> None:
+    path, body = path_and_body(31)
     whole = (await split.ask(path, body))[1]
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     async with split.router.http.post(f"{split.router.url}{path}", json=body) as reply:
@@ -217,11 +217,11 @@ async def test_a_stream_says_what_the_whole_answer_says(split: Split) -> None:
     assert lines[-2] == "data: [DONE]"
 
 
-async def test_one_leg_after_the_other_by_hand(split: Split) -> None:
+async def test_the_two_legs_work_if_called_by_hand(split: Split) -> None:
     """Prefill and decode, called one after the other by hand, work with the names and unchanged
     parameters on which the router's adapter relies; unknown fields are ignored.
     """
-    path, body = asked(41)
+    path, body = path_and_body(41)
     first = {**body, "max_tokens": 1, "kv_transfer_params": ASK}
     status, kept = await split.ask_at(split.urls[0], path, first)
     assert status == 200
@@ -232,14 +232,16 @@ async def test_one_leg_after_the_other_by_hand(split: Split) -> None:
     before = await split.counted(1, split.moved)
     second = body | {"kv_transfer_params": params | {"of_a_later_release": {"a": [1]}}}
     status, answer = await split.ask_at(split.urls[1], path, second)
-    assert (status, said(answer)) == (200, said(direct))
+    assert (status, text_and_end(answer)) == (200, text_and_end(direct))
     assert await split.counted(1, split.moved) > before
     await split.at_rest()
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"echo": True}, {"prompt_logprobs": 1}], ids=str)
-async def test_what_no_engine_splits_goes_to_one(split: Split, fields: dict[str, Any]) -> None:
-    path, body = asked(61)
+async def test_requests_that_cannot_be_split_go_to_one_worker(
+    split: Split, fields: dict[str, Any]
+) -> None:
+    path, body = path_and_body(61)
     before = await split.router.metric('warmroute_legs_total{leg="prefill"}')
     body |= fields | {"temperature": 0.5}
     status, answer = await split.ask(path, body)
@@ -256,18 +258,20 @@ async def one_answers(split: Split, path: str, body: dict[str, Any]) -> tuple[in
 
 
 async def test_an_answer_of_one_token_needs_no_second_leg(split: Split) -> None:
-    path, body = asked(71, 1)
+    path, body = path_and_body(71, 1)
     _, direct = await split.ask_at(split.urls[1], path, body)
-    assert said((await split.ask(path, body))[1]) == said(direct)
+    assert text_and_end((await split.ask(path, body))[1]) == text_and_end(direct)
     await split.at_rest()
 
 
 @pytest.mark.parametrize("leg", [0, 1], ids=ROLES)
-async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: int) -> None:
+async def test_a_client_that_disconnects_in_a_leg_leaves_nothing_behind(
+    split: Split, leg: int
+) -> None:
     """A client that leaves while its request is at a stopped prefill or decode worker leaves no
     request and no KV behind.
     """
-    path, body = asked(80 + 2 * leg + 1, 64)
+    path, body = path_and_body(80 + 2 * leg + 1, 64)
     os.kill(split.processes[leg], signal.SIGSTOP)
     try:
         leaving = asyncio.create_task(split.ask(path, body))
@@ -281,15 +285,15 @@ async def test_a_client_that_leaves_in_a_leg_leaves_nothing(split: Split, leg: i
     finally:
         os.kill(split.processes[leg], signal.SIGCONT)
     await split.at_rest()
-    path, body = asked(90 + leg)
+    path, body = path_and_body(90 + leg)
     assert (await split.ask(path, body))[0] == 200
 
 
-async def test_without_the_worker_that_prefills_the_other_serves_alone(split: Split) -> None:
+async def test_the_decode_worker_serves_alone_without_the_prefill_worker(split: Split) -> None:
     """The decode worker serves requests alone after the prefill worker was killed; so this is the
     last test of these engines.
     """
-    path, body = asked(101)
+    path, body = path_and_body(101)
     _, direct = await split.ask_at(split.urls[1], path, body)
     os.kill(split.processes[0], signal.SIGSTOP)
     asking = asyncio.create_task(split.ask(path, body))
@@ -300,8 +304,8 @@ async def test_without_the_worker_that_prefills_the_other_serves_alone(split: Sp
     await until(there, "the first leg to have begun")
     os.killpg(split.processes[0], signal.SIGKILL)
     status, answer = await asking
-    assert (status, said(answer)) == (200, said(direct))
+    assert (status, text_and_end(answer)) == (200, text_and_end(direct))
     for serial in (103, 105):
-        path, body = asked(serial)
+        path, body = path_and_body(serial)
         assert (await split.ask(path, body))[0] == 200
     await split.router.assert_idle()

@@ -18,9 +18,9 @@ from tests.engines.triton_asked import (
     STREAM,
     Answer,
     answer_of,
-    asked,
     gauges_of,
     tensors,
+    text_request,
 )
 from tests.engines.triton_server import ECHO, KEPT, WHOLE, TritonServer
 from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
@@ -34,7 +34,7 @@ TOKENS = 300  # of a stream, which takes 5 ms for each
 MANY = 8000  # tokens: less than its cache holds, and for longer than a test waits
 
 
-async def both(
+async def equal_answers(
     pool: Pool, method: str, path: str, body: bytes | None, model: str = MODEL, **headers: str
 ) -> Answer:
     """Return the router's answer, after checking that it equals a server's own."""
@@ -98,9 +98,9 @@ async def test_a_server_is_recognized_by_its_metrics(triton: Pool) -> None:
         assert (row["events"], row["events_from"], row["advice"]) == (None, None, None)
 
 
-async def test_sizes_are_known_after_the_first_request(triton: Pool) -> None:
+async def test_cache_sizes_are_known_after_the_first_request(triton: Pool) -> None:
     for worker, server in enumerate(triton_servers(triton)):
-        assert (await answer_of(server.url, "POST", GENERATE, asked("x", 1)))[0] == 200
+        assert (await answer_of(server.url, "POST", GENERATE, text_request("x", 1)))[0] == 200
 
         async def known(worker: int = worker) -> bool:
             row = await triton.router.row(worker)
@@ -113,26 +113,28 @@ async def test_sizes_are_known_after_the_first_request(triton: Pool) -> None:
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_answers_are_those_of_the_server(triton: Pool, coding: str) -> None:
+async def test_routed_answers_equal_the_servers(triton: Pool, coding: str) -> None:
     accept = {"Accept-Encoding": coding}
     for serial in range(6):
         prompt = f"What is {serial}? " * (serial + 1)
-        status, _, said = await both(triton, "POST", GENERATE, asked(prompt, serial + 1), **accept)
+        status, _, said = await equal_answers(
+            triton, "POST", GENERATE, text_request(prompt, serial + 1), **accept
+        )
         assert status == 200
         assert len(json.loads(said)["text_output"].split()) == serial + 1
-        body = asked(prompt, serial + 1, stream=True, id=str(serial))
-        status, kind, said = await both(triton, "POST", STREAM, body, **accept)
+        body = text_request(prompt, serial + 1, stream=True, id=str(serial))
+        status, kind, said = await equal_answers(triton, "POST", STREAM, body, **accept)
         assert (status, kind) == (200, "text/event-stream; charset=utf-8")
         assert said.count(b"data: {") == serial + 1
         body = json.dumps(tensors(prompt, serial + 1)).encode()
-        assert (await both(triton, "POST", INFER, body, WHOLE, **accept))[0] == 200
+        assert (await equal_answers(triton, "POST", INFER, body, WHOLE, **accept))[0] == 200
         body, head = binary_tensors(prompt)
-        assert (await both(triton, "POST", INFER, body, WHOLE, **head, **accept))[0] == 200
+        assert (await equal_answers(triton, "POST", INFER, body, WHOLE, **head, **accept))[0] == 200
     for path in (f"/v2/models/{MODEL}", f"/v2/models/{WHOLE}/config", "/v2/health/ready"):
-        assert (await both(triton, "GET", path, None, **accept))[0] == 200
+        assert (await equal_answers(triton, "GET", path, None, **accept))[0] == 200
 
 
-async def test_tritons_client_is_answered_as_by_the_server(triton: Pool) -> None:
+async def test_tritons_client_gets_the_servers_answers(triton: Pool) -> None:
     module = pytest.importorskip("tritonclient.http")
     client_of, tensor_of = module.InferenceServerClient, module.InferInput
 
@@ -153,7 +155,7 @@ async def test_tritons_client_is_answered_as_by_the_server(triton: Pool) -> None
     assert routed == await asyncio.to_thread(infer, triton.servers[0].url)
 
 
-async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
+async def test_errors_equal_the_servers_and_count_against_no_worker(
     triton: Pool,
 ) -> None:
     """A body that Triton cannot read gets Triton's own 500, and the router blames no worker, since
@@ -163,7 +165,7 @@ async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
     of_infer = f"/v2/models/{MODEL}/infer"
     not_text = json.dumps({"text_input": 5}).encode()
     wrong = [
-        (404, absent, asked("x", 1)),
+        (404, absent, text_request("x", 1)),
         (501, of_infer, json.dumps(tensors("x", 1)).encode()),
         (400, GENERATE, b"{}"),
         (500, GENERATE, b"{nonsense"),
@@ -175,13 +177,13 @@ async def test_errors_are_those_of_the_server_and_are_held_against_no_worker(
     retried = await triton.router.metric("warmroute_retries_total")
     for status, path, body in wrong:
         for _ in range(TIMES):
-            assert (await both(triton, "POST", path, body))[0] == status
+            assert (await equal_answers(triton, "POST", path, body))[0] == status
     assert await triton.router.metric("warmroute_retries_total") == retried
     for row in await triton.router.rows():
         assert (row["state"], row["failures"]) == ("ready", 0)
 
 
-async def test_load_is_what_the_server_shows(triton: Pool) -> None:
+async def test_the_load_equals_the_servers_metrics(triton: Pool) -> None:
     stream = await Streaming.begin(triton, "x", MANY)
     used = -(-(1 + MANY) // BLOCK_SIZE) * BLOCK_SIZE
 
@@ -196,7 +198,7 @@ async def test_load_is_what_the_server_shows(triton: Pool) -> None:
     await kv_used(0)
 
 
-async def test_a_client_that_leaves_ends_the_request_at_the_server(triton: Pool) -> None:
+async def test_a_disconnect_ends_the_request_at_the_server(triton: Pool) -> None:
     stream = await Streaming.begin(triton, "x", MANY)
     server = list(triton_servers(triton))[stream.worker]
 
@@ -222,7 +224,7 @@ async def answered_by(pool: Pool, count: int) -> set[int]:
     return workers
 
 
-async def test_a_drained_server_finishes_its_stream_and_gets_nothing_new(triton: Pool) -> None:
+async def test_a_drained_server_finishes_its_stream_and_gets_no_new_request(triton: Pool) -> None:
     router, stream = triton.router, await Streaming.begin(triton, "x")
     async with router.http.post(f"{router.admin}/workers/{stream.worker}/drain") as reply:
         assert reply.status == 200, await reply.text()

@@ -73,7 +73,7 @@ async def own_results(server: TritonServer) -> dict[str, Any]:
     return await results(server.url, server.grpc)
 
 
-async def test_each_call_gives_what_the_server_itself_gives(triton: Pool) -> None:
+async def test_each_client_call_gives_the_servers_result(triton: Pool) -> None:
     server = triton.servers[0]
     assert isinstance(server, TritonServer)
     direct = await own_results(server)

@@ -96,7 +96,7 @@ class Routed:
             assert reply.status == 200, answer
             why = decision_in(reply.headers["x-warmroute-explain"])
             number = reply.headers["x-request-id"]
-        told = told_in(answer)
+        told = cached_tokens_in(answer)
 
         async def logged() -> bool:
             return number in self.access_log.read_text()
@@ -117,7 +117,7 @@ class Routed:
                 assert r.status == 200, await r.text()
 
 
-def told_in(answer: bytes) -> int:
+def cached_tokens_in(answer: bytes) -> int:
     """Return the number of cached tokens that an answer reports, parsed by other code than the
     router's.
     """
@@ -231,7 +231,7 @@ async def routed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rout
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_an_answer_tells_puts_the_mirror_right(routed: Routed, form: str) -> None:
+async def test_cached_tokens_in_an_answer_correct_the_mirror(routed: Routed, form: str) -> None:
     """An answer that reports fewer cached tokens corrects the router's estimate: the worker evicted
     two prompts, and from the answer to one of them the router also learns that the other is gone.
     """
@@ -253,7 +253,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int, str]:
+async def status_and_error(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int, str]:
     """Post a request to one of Triton's paths; return (status, error)."""
     async with stack.http.post(f"{stack.url}{path}", json=body, headers=bearer(key)) as reply:
         text = await reply.text()
@@ -268,42 +268,42 @@ async def ready_at(server: Telling, model: str) -> bool:
         return reply.status == 200
 
 
-async def test_models_are_loaded_and_unloaded_at_all_servers_or_it_is_said_where_not(
+async def test_models_are_loaded_at_all_servers_or_the_error_lists_failures(
     routed: Routed,
 ) -> None:
     servers, stack = routed.servers, routed.both
     load, unload = (f"/v2/repository/models/{WHOLE}/{verb}" for verb in ("load", "unload"))
     infer = (f"/v2/models/{WHOLE}/infer", {"inputs": listed([1, 2, 3])})
-    assert await told(routed.stack, unload, {}) == (
+    assert await status_and_error(routed.stack, unload, {}) == (
         400,
         "this router passes on no settings; send this to each server itself",
     )
-    assert (await told(stack, unload, {}, "sk-nobody"))[0] == 401
-    status, error = await told(stack, unload, {}, SOME)
+    assert (await status_and_error(stack, unload, {}, "sk-nobody"))[0] == 401
+    status, error = await status_and_error(stack, unload, {}, SOME)
     assert (status, "for some models only" in error) == (403, True)
-    assert (await told(stack, *infer))[0] == 200
+    assert (await status_and_error(stack, *infer))[0] == 200
 
-    assert await told(stack, unload, {}) == (200, "")
+    assert await status_and_error(stack, unload, {}) == (200, "")
     assert [await ready_at(server, WHOLE) for server in servers] == [False, False]
-    status, error = await told(stack, *infer)  # the router knows it at once
+    status, error = await status_and_error(stack, *infer)  # the router knows it at once
     assert (status, error) == (404, f"Request for unknown model: '{WHOLE}' is not found")
 
     broken = servers[1].folder / "models" / WHOLE / "1" / "model.py"
     broken.write_text("")
-    status, error = await told(stack, load, {"parameters": {}})
+    status, error = await status_and_error(stack, load, {"parameters": {}})
     assert 400 <= status <= 500
     assert f"load of '{WHOLE}' failed at 1 of 2 servers: {servers[1].url}: " in error
     assert servers[0].url not in error
     assert [await ready_at(server, WHOLE) for server in servers] == [True, False]
     for _ in range(4):
-        assert (await told(stack, *infer))[0] == 200, "where it was loaded"
+        assert (await status_and_error(stack, *infer))[0] == 200, "where it was loaded"
 
     shutil.copy(SOURCE, broken)
-    assert await told(stack, load, {}) == (200, "")
+    assert await status_and_error(stack, load, {}) == (200, "")
     assert [await ready_at(server, WHOLE) for server in servers] == [True, True]
     async with stack.http.get(f"{stack.url}/v2", headers=bearer(ALL)) as reply:
         assert any("model_repository(" in one for one in (await reply.json())["extensions"])
-    status, error = await told(stack, "/v2/repository/models/nobody/load", {})
+    status, error = await status_and_error(stack, "/v2/repository/models/nobody/load", {})
     assert (status >= 400, "failed at 2 of 2 servers" in error) == (True, True)
 
 
@@ -311,12 +311,12 @@ async def summed(stack: Stack, sequence: int, **flags: bool) -> tuple[int, str]:
     """Send one request of a sequence; return (status, error)."""
     one = {"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
     parameters = {"sequence_id": sequence, **flags}
-    return await told(
+    return await status_and_error(
         stack, f"/v2/models/{KEPT}/infer", {"inputs": [one], "parameters": parameters}
     )
 
 
-async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed: Routed) -> None:
+async def test_a_sequence_that_idles_too_long_ends_with_tritons_error(routed: Routed) -> None:
     pause_s = IDLE_S
     while True:  # Triton looks for idle sequences by its own clock
         assert (await summed(routed.both, 7, sequence_start=True))[0] == 200
@@ -330,7 +330,7 @@ async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed:
     assert "must specify the START flag on the first request of the sequence" in error
 
 
-async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed) -> None:
+async def test_sequences_beyond_the_slots_wait_for_a_free_slot(routed: Routed) -> None:
     """A third sequence waits until one of the two sequences in the server's two slots has ended."""
     for sequence in (11, 12):
         assert (await summed(routed.stack, sequence, sequence_start=True))[0] == 200
@@ -350,7 +350,7 @@ async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed)
         await summed(routed.stack, sequence, sequence_end=True)
 
 
-async def test_a_sequence_whose_server_died_is_refused_until_it_begins_anew(
+async def test_a_sequence_whose_server_died_is_refused_until_restarted(
     routed: Routed,
 ) -> None:
     """A sequence whose server died is refused until it begins anew: it never goes to another

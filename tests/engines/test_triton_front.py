@@ -17,7 +17,7 @@ import tritonclient.utils as utils
 from yarl import URL
 
 from tests.engines.pool import Pool
-from tests.engines.triton_asked import GENERATE, INFER, STREAM, answer_of, asked, tensors
+from tests.engines.triton_asked import GENERATE, INFER, STREAM, answer_of, tensors, text_request
 from tests.engines.triton_server import ECHO, KEPT, WHOLE
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import until
@@ -69,7 +69,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("coding", [None, "gzip", "deflate"])
-async def test_tensors_of_each_type_pass_untouched(clients, kind: str, coding: str | None) -> None:
+async def test_tensors_of_each_type_pass_unchanged(clients, kind: str, coding: str | None) -> None:
     values = ARRAYS[kind]
 
     async def ask(client: Client) -> Any:
@@ -86,7 +86,7 @@ async def test_tensors_of_each_type_pass_untouched(clients, kind: str, coding: s
     assert echoed == values.tolist()
 
 
-async def test_bf16_passes_untouched(triton: Pool) -> None:
+async def test_bf16_tensors_pass_unchanged(triton: Pool) -> None:
     """BF16 tensors pass unchanged; the test sends raw bytes, because numpy has no such type."""
     data = np.array([[1.5, -2.0, 0.25]], dtype=np.float32).view("<u2")[:, 1::2].tobytes()
     sizes = {"binary_data_size": len(data)}
@@ -101,7 +101,7 @@ async def test_bf16_passes_untouched(triton: Pool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["FP32", "INT64", "BOOL"])
-async def test_tensors_as_json(clients, kind: str) -> None:
+async def test_tensors_as_json_pass_unchanged(clients, kind: str) -> None:
     async def ask(client: Client) -> Any:
         one = given(f"IN_{kind}", ARRAYS[kind], kind, binary=False)
         wanted = [client_of.InferRequestedOutput(f"OUT_{kind}", binary_data=False)]
@@ -110,7 +110,7 @@ async def test_tensors_as_json(clients, kind: str) -> None:
     assert (await same(clients, ask))["outputs"][0]["data"]
 
 
-async def test_errors_are_the_servers(clients) -> None:
+async def test_errors_equal_the_servers(clients) -> None:
     text = given("text_input", np.array([b"x"], dtype=np.object_), "BYTES")
     wrong = given("text_input", np.array([1], dtype=np.int32), "INT32")
     for model, inputs in ((MODEL, [text]), (WHOLE, []), (WHOLE, [wrong]), ("absent", [text])):
@@ -174,7 +174,7 @@ async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what:
 
 
 @pytest.mark.parametrize("path", ["versions/x/infer", "versions/%31/infer", "%69nfer", "infer;x=1"])
-async def test_paths_that_triton_does_not_know_take_none_from_others(
+async def test_a_404_for_one_path_does_not_block_paths_of_other_clients(
     triton: Pool, path: str
 ) -> None:
     """A 404 for one client's path does not make the router believe that the server lacks the path
@@ -192,7 +192,7 @@ async def test_paths_that_triton_does_not_know_take_none_from_others(
     ] == 200
 
 
-async def test_what_is_asked_beside_inference(clients) -> None:
+async def test_calls_beside_inference_give_the_servers_results(clients) -> None:
     for ask in (
         lambda c: c.is_server_live(),
         lambda c: c.is_server_ready(),
@@ -231,8 +231,8 @@ async def test_statistics_are_the_sum_of_all_servers(triton: Pool, clients) -> N
     await until(counted, "the sum to be that of both servers")
 
 
-async def test_a_stream_is_the_servers(triton: Pool) -> None:
-    body = asked("What is it?", 9, stream=True)
+async def test_a_stream_equals_the_servers(triton: Pool) -> None:
+    body = text_request("What is it?", 9, stream=True)
     routed = await answer_of(triton.router.url, "POST", STREAM, body)
     assert routed == await answer_of(triton.servers[0].url, "POST", STREAM, body)
     assert routed[2].count(b"data: {") == 9
@@ -258,7 +258,7 @@ async def test_sequences_stick_to_one_server(triton: Pool, clients) -> None:
     assert (status, "correlation ID" in message) == ("400", True)
 
 
-async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Pool) -> None:
+async def test_a_repeated_prompt_goes_to_its_server_and_explain_shows_why(triton: Pool) -> None:
     prompt = "The same words, again and again, until they fill some blocks. " * 12
 
     async def why(path: str, body: bytes) -> dict[str, Any]:
@@ -269,7 +269,7 @@ async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Po
             found: dict[str, Any] = decision_in(reply.headers["x-warmroute-explain"])
             return found
 
-    body = asked(prompt, 1)
+    body = text_request(prompt, 1)
     seen: list[dict[str, Any]] = []
 
     async def found() -> bool:  # servers that tell their sizes with a first answer begin anew

@@ -19,7 +19,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 from simulator import CHECKOUT
 from tests.engines.pool import SERIALS, Pool, routed
 from tests.engines.triton_asked import gauges_of
-from tests.engines.triton_grpc_asked import asked
+from tests.engines.triton_grpc_asked import infer_request
 from tests.engines.triton_server import KEPT, WHOLE, TritonServer
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import Stack, until
@@ -102,7 +102,7 @@ async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more:
     return [answer async for answer in stub.ModelStreamInfer(each(), **more)]
 
 
-async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> None:
+async def test_the_documented_command_finds_grpc_beside_http(three: Pool) -> None:
     page = (CHECKOUT / "docs" / "triton.md").read_text()
     (line,) = re.findall(r"^warmroute (serve .*--grpc-port.*)", page, re.MULTILINE)
     for port in ("--port 8000", "--grpc-port 8001"):
@@ -118,12 +118,12 @@ async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> No
         beside = server.grpc == f"127.0.0.1:{server.port + 1}"  # where that port was free
         assert (await stack.row(worker_id))["grpc"] == (server.grpc if beside else None)
     async with grpc.aio.insecure_channel(program.facts["grpc"]) as channel:
-        assert text_of(await Stub(channel).ModelInfer(asked(WHOLE, "1", "docs", 3)))
+        assert text_of(await Stub(channel).ModelInfer(infer_request(WHOLE, "1", "docs", 3)))
     program.process.terminate()
     await program.process.wait()
 
 
-async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> None:
+async def test_one_stream_of_200_requests_is_spread_over_three_servers(three: Pool) -> None:
     """One stream with 200 requests over three servers, a third of which the client cancels, loses
     none of the others and keeps the order of words in each answer.
     """
@@ -134,7 +134,7 @@ async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> Non
         call = stub.ModelStreamInfer()
         for n in range(REQUESTS):
             tokens = MANY if n in ended else TOKENS
-            request = asked(MODEL, str(n), f"prompt {n}", tokens, stream=True)
+            request = infer_request(MODEL, str(n), f"prompt {n}", tokens, stream=True)
             await call.write(with_end(request))
         while len(ends) < REQUESTS:
             answer = await call.read()
@@ -147,7 +147,7 @@ async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> Non
             first = said.id not in whole
             whole.setdefault(said.id, []).append(text_of(said).strip())
             if first and int(said.id) in ended:
-                await call.write(asked(MODEL, said.id, "", 1, stop=True))
+                await call.write(infer_request(MODEL, said.id, "", 1, stop=True))
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
     assert ends == {str(n): 1 for n in range(REQUESTS)}
@@ -160,9 +160,11 @@ async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> Non
     await idle(three)
 
 
-async def test_answers_of_a_model_that_is_not_decoupled_come_in_order(three: Pool) -> None:
-    requests = [asked(WHOLE, str(n), f"order {n}", 40 if n % 3 == 0 else 1) for n in range(12)]
-    requests.insert(5, asked("nobody", "wrong", "x", 1))
+async def test_answers_of_a_non_decoupled_model_come_in_order(three: Pool) -> None:
+    requests = [
+        infer_request(WHOLE, str(n), f"order {n}", 40 if n % 3 == 0 else 1) for n in range(12)
+    ]
+    requests.insert(5, infer_request("nobody", "wrong", "x", 1))
     async with stub_of(three) as stub:
         answers = await streamed(stub, requests)
     ids = [one.infer_response.id for one in answers]
@@ -171,14 +173,14 @@ async def test_answers_of_a_model_that_is_not_decoupled_come_in_order(three: Poo
     assert failed == ["Request for unknown model: 'nobody' is not found"]
 
 
-async def test_what_is_wrong_with_a_request_is_said_as_by_a_server_itself(three: Pool) -> None:
+async def test_errors_of_invalid_requests_equal_the_servers(three: Pool) -> None:
     """Errors of invalid requests are the server's own, as a message of the stream, even where a
     model's own errors end the stream.
 
     Each error has its own stream: two errors at once on one stream sometimes make Triton 2.51 abort
     (it writes both at the same time), and so does a model's own error under `triton_grpc_error`.
     """
-    wrong, failing = asked(MODEL, "1", "x", 1), asked(MODEL, "3", "fail", 1)
+    wrong, failing = infer_request(MODEL, "1", "x", 1), infer_request(MODEL, "3", "fail", 1)
     wrong.inputs[0].shape[0] = 7
     found = []
     async with (
@@ -187,7 +189,7 @@ async def test_what_is_wrong_with_a_request_is_said_as_by_a_server_itself(three:
     ):
         for stub in (Stub(channel), through_the_router):
             told = [await streamed(stub, [one]) for one in (wrong, failing)]
-            for one in (wrong, asked("nobody", "2", "x", 1)):
+            for one in (wrong, infer_request("nobody", "2", "x", 1)):
                 ends = (("triton_grpc_error", "true"),)
                 told.append(await streamed(stub, [one], metadata=ends))
             found.append([one for answers in told for one in answers])
@@ -195,7 +197,7 @@ async def test_what_is_wrong_with_a_request_is_said_as_by_a_server_itself(three:
     assert [bool(one.error_message) for one in found[0]] == [True] * 4
 
 
-async def test_requests_of_a_sequence_meet_one_server_in_their_order(three: Pool) -> None:
+async def test_requests_of_a_sequence_reach_one_server_in_order(three: Pool) -> None:
     requests, sums = [], {}
     for step in range(6):
         for sequence in range(1, 9):
@@ -218,14 +220,14 @@ async def test_requests_of_a_sequence_meet_one_server_in_their_order(three: Pool
 
 
 @pytest.mark.parametrize("how", ["stream", "unary"])
-async def test_a_client_that_leaves_ends_its_request_at_the_server(three: Pool, how: str) -> None:
+async def test_a_disconnect_ends_the_request_at_the_server(three: Pool, how: str) -> None:
     async with stub_of(three) as stub:
         if how == "stream":
             call = stub.ModelStreamInfer()
-            await call.write(asked(MODEL, "1", "left", MANY, stream=True))
+            await call.write(infer_request(MODEL, "1", "left", MANY, stream=True))
             assert not (await call.read()).error_message
         else:
-            call = stub.ModelInfer(asked(WHOLE, "1", "left", 1))
+            call = stub.ModelInfer(infer_request(WHOLE, "1", "left", 1))
             await until_counted(three)
         call.cancel()
         await idle(three)
@@ -243,7 +245,7 @@ async def until_counted(pool: Pool) -> None:
     await pool.router.rows()
 
 
-async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
+async def test_kill_9_fails_no_unary_call_and_only_started_streams(three: Pool) -> None:
     """When a server is killed, no unary call fails; of the streams, only those fail whose client
     has received a part of the answer.
     """
@@ -256,7 +258,7 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
         call, seen, failed, words_come = stub.ModelStreamInfer(), 0, "", n % 2 == 0
         tokens = MANY if words_come else 200
         await call.write(
-            with_end(asked(MODEL, f"kill-{n}", f"kill {n}", tokens, stream=words_come))
+            with_end(infer_request(MODEL, f"kill-{n}", f"kill {n}", tokens, stream=words_come))
         )
         await call.done_writing()
         while (answer := await call.read()) is not grpc.aio.EOF:
@@ -267,7 +269,7 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
         return failed, seen
 
     async def unary(n: int) -> str:
-        return text_of(await stub.ModelInfer(asked(WHOLE, str(n), f"unary {n}", 8)))
+        return text_of(await stub.ModelInfer(infer_request(WHOLE, str(n), f"unary {n}", 8)))
 
     victim = three.servers[1]
     async with stub_of(three) as stub:
@@ -280,7 +282,9 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
             answers = await asyncio.gather(*calls)
             whole = await asyncio.gather(*tasks[1::2])
             await three.router.until_state(1, "down")
-            stops = [asked(MODEL, f"kill-{n}", "", 1, stop=True) for n in range(0, FAULTS, 2)]
+            stops = [
+                infer_request(MODEL, f"kill-{n}", "", 1, stop=True) for n in range(0, FAULTS, 2)
+            ]
             await streamed(stub, stops)
             word_by_word = await asyncio.gather(*tasks[::2])
         finally:
@@ -297,7 +301,7 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
 
 
 @pytest.mark.full
-async def test_kill_9_under_streams_and_unary_requests_over_http(three: Pool) -> None:
+async def test_kill_9_fails_no_unary_request_over_http(three: Pool) -> None:
     """When a server is killed, no unary request over HTTP fails."""
     url, broken = f"{three.router.url}/v2/models", b"the worker failed in the middle of its answer"
     begun: asyncio.Queue[int] = asyncio.Queue()

@@ -181,7 +181,9 @@ def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[s
 @pytest.mark.parametrize(
     ("instances", "rate"), [pytest.param(*CASES[0], marks=pytest.mark.full), CASES[1]]
 )
-async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, rate: float) -> None:
+async def test_the_planners_prediction_equals_tritons_measurement(
+    tmp_path: Path, instances: int, rate: float
+) -> None:
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     server = SleepTriton(environment, SOURCE, tmp_path)
     connector = aiohttp.TCPConnector(limit=0)

@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
-from tests.engines.triton_grpc_asked import asked
+from tests.engines.triton_grpc_asked import infer_request
 from tests.engines.triton_server import BLOCK_SIZE, CONFIG, SOURCE, TritonServer
 from tests.live.stack import Stack, until
 
@@ -78,7 +78,7 @@ async def running(stack: Stack, server: Alone, count: int) -> None:
 
 
 @pytest.mark.parametrize("whose", ["router", "triton"])
-async def test_streams_over_http_that_are_given_up_end_in_the_model(
+async def test_abandoned_http_streams_end_in_the_model(
     alone: tuple[Stack, Alone], whose: str
 ) -> None:
     stack, server = alone
@@ -97,7 +97,7 @@ async def test_streams_over_http_that_are_given_up_end_in_the_model(
 
 
 @pytest.mark.parametrize("whose", ["router", "triton"])
-async def test_streams_over_grpc_that_are_given_up_end_in_the_model(
+async def test_abandoned_grpc_streams_end_in_the_model(
     alone: tuple[Stack, Alone], whose: str
 ) -> None:
     stack, server = alone
@@ -106,7 +106,7 @@ async def test_streams_over_grpc_that_are_given_up_end_in_the_model(
         calls = []
         for number in range(STREAMS):
             call = Stub(channel).ModelStreamInfer()
-            await call.write(asked(BLS, f"left-{number}", "a b c", LONG, stream=True))
+            await call.write(infer_request(BLS, f"left-{number}", "a b c", LONG, stream=True))
             calls.append(call)
         await asyncio.gather(*(call.read() for call in calls))
         await running(stack, server, STREAMS)

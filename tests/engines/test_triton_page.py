@@ -55,7 +55,7 @@ def shown(begin: str) -> str:
     return found
 
 
-async def test_what_is_installed_is_there() -> None:
+async def test_the_documented_extra_exists() -> None:
     (extra,) = re.findall(r"'\.\[(.*)\]'", shown("pip install '.["))
     assert extra in (metadata("warmroute").get_all("Provides-Extra") or [])
 
@@ -81,7 +81,7 @@ async def test_the_doctor_knows_39_causes(tmp_path: Path) -> None:
     assert numbers == set(range(1, 40)), out
 
 
-async def test_several_servers_are_judged_together(
+async def test_the_doctor_judges_several_servers_together(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
     """The doctor judges several servers together: it finds a fault while one server has all the
@@ -99,7 +99,7 @@ async def test_several_servers_are_judged_together(
     assert out.startswith("No cause found in 1 s under load.")
 
 
-async def test_times_are_measured_and_planned_with(
+async def test_measured_times_are_read_by_the_planner(
     servers: list[DoctorsTriton], tmp_path: Path
 ) -> None:
     """The command `doctor --probe --measure` writes times with one and with three instances, and
@@ -180,7 +180,9 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole
         yield Whole(triton, engine, programs, http)
 
 
-async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: Path) -> None:
+async def test_the_doctor_explains_requests_waiting_in_our_engine(
+    whole: Whole, tmp_path: Path
+) -> None:
     """With eight requests of 40 tokens, 8 are active and 1 is scheduled; the doctor finds the
     reason at Triton's and at the engine's port.
     """
@@ -217,7 +219,9 @@ async def test_our_engine_inside_triton_behind_a_router(whole: Whole, tmp_path: 
     await router.assert_idle()
 
 
-async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None:
+async def test_the_explain_header_shows_the_tensors_used_for_routing(
+    whole: Whole, tmp_path: Path
+) -> None:
     """The header in the page's command shows which tensors a request is routed by, with default and
     with custom tensor names.
     """
@@ -244,7 +248,7 @@ async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None
     assert "triton_inputs" in why["routed_by"] or "configur" in why["routed_by"], why
 
 
-async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
+async def test_the_limit_field_shows_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
     """The field `limit` in the page's `curl` answer names what a request waits for."""
     command = shlex.split(shown("curl 'http"))
     assert re.search(r"`limit` in `curl", PAGE)
@@ -281,35 +285,37 @@ async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
 
 # How each command begins, and the test that runs it; another file's by its name.
 RUN: Mapping[str, Callable[..., object] | str] = {
-    "pip install '.[grpc]'": test_what_is_installed_is_there,
+    "pip install '.[grpc]'": test_the_documented_extra_exists,
     "pip install 'tritonclient[http]'": (
         "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
     ),
     "warmroute serve --port 8000": (
-        "tests/engines/test_triton_grpc.py::test_the_command_in_the_docs_finds_grpc_beside_http"
+        "tests/engines/test_triton_grpc.py::test_the_documented_command_finds_grpc_beside_http"
     ),
-    "warmroute serve --worker http://127.0.0.1:8000": test_our_engine_inside_triton_behind_a_router,
-    "warmroute workers": test_our_engine_inside_triton_behind_a_router,
+    "warmroute serve --worker http://127.0.0.1:8000": (
+        test_the_doctor_explains_requests_waiting_in_our_engine
+    ),
+    "warmroute workers": test_the_doctor_explains_requests_waiting_in_our_engine,
     "curl -s localhost:8000": (
         "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
     ),
-    "curl -si localhost:8000": test_what_a_request_is_routed_by,
-    "curl 'http://127.0.0.1:8081/explain": test_why_a_request_waits,
+    "curl -si localhost:8000": test_the_explain_header_shows_the_tensors_used_for_routing,
+    "curl 'http://127.0.0.1:8081/explain": test_the_limit_field_shows_why_a_request_waits,
     "warmroute doctor http://gpu1:8000 --max": (
-        "tests/engines/test_doctor.py::test_from_eight_active_and_one_scheduled_to_the_cure"
+        "tests/engines/test_doctor.py::test_the_documented_doctor_command_leads_to_the_cure"
     ),
     "warmroute doctor --causes": test_the_doctor_knows_39_causes,
-    "warmroute doctor http://gpu1:8000 http": test_several_servers_are_judged_together,
-    "warmroute doctor http://gpu1:8000 --probe": test_times_are_measured_and_planned_with,
-    "warmroute doctor": test_our_engine_inside_triton_behind_a_router,
+    "warmroute doctor http://gpu1:8000 http": test_the_doctor_judges_several_servers_together,
+    "warmroute doctor http://gpu1:8000 --probe": test_measured_times_are_read_by_the_planner,
+    "warmroute doctor": test_the_doctor_explains_requests_waiting_in_our_engine,
     "warmroute-sim instances --base-s": (
         "tests/simulator/cli/test_instances.py::test_the_page_on_triton_shows_what_is_printed"
     ),
-    "warmroute-sim instances": test_times_are_measured_and_planned_with,
-    "warmroute-engine": test_our_engine_inside_triton_behind_a_router,
-    "tritonserver --model-repository": test_our_engine_inside_triton_behind_a_router,
+    "warmroute-sim instances": test_measured_times_are_read_by_the_planner,
+    "warmroute-engine": test_the_doctor_explains_requests_waiting_in_our_engine,
+    "tritonserver --model-repository": test_the_doctor_explains_requests_waiting_in_our_engine,
     "curl -s": (
-        "tests/engines/test_triton_repository.py::test_the_commands_of_the_page_show_the_whole_way"
+        "tests/engines/test_triton_repository.py::test_the_documented_commands_reach_the_engine"
     ),
 }
 
@@ -322,7 +328,7 @@ async def test_every_command_is_run_by_a_test() -> None:
     assert not gone, f"docs/triton.md does not show these: {gone}"
 
 
-def test_tests_of_other_files_are_there() -> None:
+def test_listed_tests_of_other_files_exist() -> None:
     for test in RUN.values():
         if isinstance(test, str):
             file, _, name = test.partition("::")

@@ -133,7 +133,7 @@ def answer(prompt: list[int], count: int) -> str:
     return "".join(f" t{token}" for token in continuation(prompt, count, VOCAB))
 
 
-async def test_generate_is_the_engines_answer(pair: Pair) -> None:
+async def test_generate_gives_the_engines_answer(pair: Pair) -> None:
     body = {"text_input": "t1 t2 t3", "max_tokens": 5}
     status, told = await pair.post("generate", body)
     assert status == 200, told
@@ -145,7 +145,7 @@ async def test_generate_is_the_engines_answer(pair: Pair) -> None:
     assert (status, told["text_output"]) == (200, answer([1, 2, 3], 5))
 
 
-async def test_a_stream_comes_token_by_token_while_the_engine_makes_them(pair: Pair) -> None:
+async def test_a_stream_delivers_tokens_as_they_are_generated(pair: Pair) -> None:
     body = {"text_input": "t4 t5", "max_tokens": 40, "stream": True}
     events = await pair.events(body)
     assert "".join(event["text_output"] for event in events) == answer([4, 5], 40)
@@ -153,7 +153,7 @@ async def test_a_stream_comes_token_by_token_while_the_engine_makes_them(pair: P
     assert sum(event["sequence_length"] for event in events) == 40
 
 
-async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
+async def test_the_ensemble_answers_as_tensorrt_llms_ensemble(pair: Pair) -> None:
     """The sample repository's ensemble answers as TensorRT-LLM's does: the text passes the
     tokenizer's step, and streams and refusals reach the client.
     """
@@ -176,7 +176,7 @@ async def test_the_ensemble_is_asked_as_tensorrt_llms_is(pair: Pair) -> None:
         assert found["inference_stats"]["success"]["count"] >= 2
 
 
-async def test_many_streams_meet_in_the_engines_batch(pair: Pair) -> None:
+async def test_the_engine_batches_many_streams(pair: Pair) -> None:
     """Many streams run together up to Triton's limit, and the engine batches them in its steps."""
 
     async def one(number: int) -> None:
@@ -202,7 +202,7 @@ async def watched(pair: Pair) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_what_finds_no_place_waits_in_tritons_queue(pair: Pair) -> None:
+async def test_requests_beyond_the_limit_wait_in_tritons_queue(pair: Pair) -> None:
     url = f"{pair.triton.url}{BASE}/generate_stream"
     body = {"text_input": "t7", "max_tokens": LONG, "stream": True}
     async with AsyncExitStack() as stack:
@@ -229,7 +229,7 @@ async def test_what_finds_no_place_waits_in_tritons_queue(pair: Pair) -> None:
     await until(nobody, "the engine to have ended what nobody reads")
 
 
-async def test_a_client_that_leaves_ends_its_request_in_the_engine(pair: Pair) -> None:
+async def test_a_disconnect_ends_the_request_in_the_engine(pair: Pair) -> None:
     """A client that leaves a stream ends its request in the engine; Triton 2.51 does not notice
     clients that leave before an unstreamed answer.
     """
@@ -248,7 +248,7 @@ async def test_a_client_that_leaves_ends_its_request_in_the_engine(pair: Pair) -
         assert pair.engine.worker.counters.finished["abort"] == aborted + left
 
 
-async def test_perf_metrics_say_what_was_cached(pair: Pair) -> None:
+async def test_perf_metrics_report_reused_blocks(pair: Pair) -> None:
     prompt = [*range(1000, 1048)]
     body = {"input_ids": prompt, "max_tokens": 2, "return_perf_metrics": True}
     _, first = await pair.post("generate", body)
@@ -258,7 +258,7 @@ async def test_perf_metrics_say_what_was_cached(pair: Pair) -> None:
     assert (again["num_input_tokens"], again["num_output_tokens"]) == (48, 2)
 
 
-async def test_the_ensemble_passes_them_on_where_they_are_asked_for(pair: Pair) -> None:
+async def test_the_ensemble_returns_perf_metrics_on_request(pair: Pair) -> None:
     words = " ".join(f"t{n}" for n in range(2000, 2048))
     ask, body = "/v2/models/ensemble/generate", {"text_input": words, "max_tokens": 2}
     reused = []
@@ -282,7 +282,7 @@ async def test_the_ensemble_passes_them_on_where_they_are_asked_for(pair: Pair) 
         ({"text_input": "t1", "max_tokens": 10**8}, "tokens of context"),
     ],
 )
-async def test_what_the_engine_refuses_is_an_error_of_tritons(
+async def test_requests_that_the_engine_refuses_get_tritons_error(
     pair: Pair, body: dict[str, Any], told: str
 ) -> None:
     status, answered = await pair.post("generate", body)
@@ -291,7 +291,7 @@ async def test_what_the_engine_refuses_is_an_error_of_tritons(
     assert pair.running == 0
 
 
-async def test_an_engine_that_shuts_down_is_unavailable(pair: Pair) -> None:
+async def test_an_engine_that_shuts_down_is_reported_as_unavailable(pair: Pair) -> None:
     pair.engine.worker.draining = True
     try:
         status, answered = await pair.post("generate", {"text_input": "t1", "max_tokens": 3})
@@ -301,7 +301,7 @@ async def test_an_engine_that_shuts_down_is_unavailable(pair: Pair) -> None:
     assert (status, answered["error"]) == (400, "this worker is shutting down")
 
 
-async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
+async def test_the_documented_commands_reach_the_engine(pair: Pair) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (Debian package: curl)")
     page = PAGE.read_text().split("## Our engine inside Triton")[1]
@@ -323,7 +323,9 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
     assert json.loads(explained)["active"] == 0
 
 
-async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path) -> None:
+async def test_answers_through_router_triton_and_engine_are_right(
+    pair: Pair, tmp_path: Path
+) -> None:
     """Answers through router, Triton and engine are right, and no request is left at any
     of them.
     """
@@ -354,7 +356,7 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
 
 
 @pytest.mark.full
-async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
+async def test_gauges_show_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
     """With a cache for one request, TensorRT-LLM's gauges show eight active requests and one
     scheduled one, the engine gives the reasons, and the doctor names the cause at either server.
     """

@@ -116,21 +116,21 @@ async def hits_of(programs: Programs, servers: list[Ensembles], policy: str) -> 
     return hit / prompt, max(dispatched.values()) * SERVERS / dispatched.total()
 
 
-async def test_prompts_go_where_their_prefix_is(tmp_path: Path) -> None:
+async def test_prompts_go_to_the_server_that_has_their_prefix(tmp_path: Path) -> None:
     """Prompts go to the server that has their prefix: four fifths of prompt tokens are cached, and
     no server gets more than 1.25 times its share.
     """
     async with served(tmp_path / "servers") as servers, Programs(tmp_path / "logs") as programs:
         blind, _ = await hits_of(programs, servers, "round_robin")
         hits, most = await hits_of(programs, servers, "warmset")
-        await what_runs_is_charged(programs, servers[0])
+        await check_running_request_is_charged(programs, servers[0])
     print(json.dumps({"round_robin": blind, "warmset": hits, "max/mean": most}))
     assert hits >= 0.8
     assert hits > blind + 0.08
     assert most <= 1.25
 
 
-async def what_runs_is_charged(programs: Programs, server: Ensembles) -> None:
+async def check_running_request_is_charged(programs: Programs, server: Ensembles) -> None:
     """Check that a request stays charged after its client left, until the ensemble's middle step
     has ended.
     """

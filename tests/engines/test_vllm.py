@@ -37,7 +37,7 @@ async def test_a_server_is_recognized_by_its_url(vllm: Pool) -> None:
     assert models == {MODEL, LORA}
 
 
-async def test_hits_are_as_expected_and_the_index_is_vllms_own_table(
+async def test_hits_and_index_equal_those_of_vllm(
     vllm: Pool, record_property: Callable[[str, object], None]
 ) -> None:
     """The router's expected hits equal vLLM's, and its index equals vLLM's own table, if requests
@@ -62,7 +62,7 @@ async def test_hits_are_as_expected_and_the_index_is_vllms_own_table(
     await vllm.until_true()
 
 
-async def test_tokens_are_counted_as_the_server_counts_them(vllm: Pool) -> None:
+async def test_token_counts_equal_the_servers(vllm: Pool) -> None:
     draw = random.Random(2)
     asked = [(p, b) for p, b in requests(seed=3, count=80) if not isinstance(b.get("prompt"), list)]
     before = len(vllm.logged())
@@ -81,7 +81,7 @@ async def test_tokens_are_counted_as_the_server_counts_them(vllm: Pool) -> None:
     assert [line["prompt_tokens"] for line in vllm.logged()[before:]] == told
 
 
-async def test_the_index_is_true_again_after_a_crowd(vllm: Pool) -> None:
+async def test_the_index_is_right_after_concurrent_requests(vllm: Pool) -> None:
     async def client(number: int) -> None:
         for path, body in requests(seed=100 + number, count=25):
             status, answer = await vllm.ask(path, body)
@@ -93,7 +93,7 @@ async def test_the_index_is_true_again_after_a_crowd(vllm: Pool) -> None:
     await vllm.router.assert_idle()
 
 
-async def test_a_reset_cache_is_known_to_be_empty_with_the_next_step(vllm: Pool) -> None:
+async def test_a_reset_cache_is_known_to_be_empty_after_the_next_step(vllm: Pool) -> None:
     """The router knows of a reset cache after vLLM's next step, with which vLLM publishes
     `AllBlocksCleared`.
     """
@@ -106,7 +106,7 @@ async def test_a_reset_cache_is_known_to_be_empty_with_the_next_step(vllm: Pool)
     await vllm.until_true()
 
 
-async def test_answers_are_those_of_the_server(vllm: Pool) -> None:
+async def test_routed_answers_equal_the_servers(vllm: Pool) -> None:
     """The router's answers at temperature 0, one at a time, equal the server's except for ids,
     times and cached tokens.
     """
@@ -114,10 +114,10 @@ async def test_answers_are_those_of_the_server(vllm: Pool) -> None:
         body |= {"temperature": 0, "max_tokens": 8}
         status, routed = await vllm.ask(path, body)
         direct_status, direct = await vllm.servers[0].post(path, body)
-        assert (status, _told(routed)) == (direct_status, _told(direct))
+        assert (status, _comparable(routed)) == (direct_status, _comparable(direct))
 
 
-async def test_refusals_are_those_of_the_server(vllm: Pool) -> None:
+async def test_refusals_equal_the_servers(vllm: Pool) -> None:
     bodies: list[dict[str, Any]] = [
         {"model": MODEL, "prompt": [10**6], "max_tokens": 1},
         {"model": MODEL, "prompt": "x", "temperature": -1},
@@ -126,7 +126,7 @@ async def test_refusals_are_those_of_the_server(vllm: Pool) -> None:
     for body in bodies:
         status, routed = await vllm.ask("/v1/completions", body)
         direct_status, direct = await vllm.servers[0].post("/v1/completions", body)
-        assert (status, _told(routed)) == (direct_status, _told(direct)), body
+        assert (status, _comparable(routed)) == (direct_status, _comparable(direct)), body
     # The router itself refuses what no server could accept.
     status, refused = await vllm.ask("/v1/completions", {"model": MODEL, "prompt": [1] * 5000})
     assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
@@ -134,7 +134,7 @@ async def test_refusals_are_those_of_the_server(vllm: Pool) -> None:
         assert row["state"] == "ready"
 
 
-def _told(answer: Any) -> str:
+def _comparable(answer: Any) -> str:
     """Return an answer without the fields that differ between two equal answers."""
     text = re.sub(
         r"'(id|created|cached_tokens|created_cache_tokens|request_id)': [^,}]+", "", str(answer)

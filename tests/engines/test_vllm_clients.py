@@ -123,7 +123,7 @@ async def test_openais_client_lists_the_servers_models(vllm: Pool) -> None:
         assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
-async def test_openais_client_streams(vllm: Pool) -> None:
+async def test_openais_client_gets_the_servers_stream(vllm: Pool) -> None:
     said = []
     for url in (vllm.router.url, vllm.servers[0].url):
         async with openai.AsyncOpenAI(
@@ -237,7 +237,7 @@ async def output_of(*command: str) -> str:
     return said.decode()
 
 
-async def test_several_answers_do_not_mislead_the_index(vllm: Pool) -> None:
+async def test_requests_with_several_choices_do_not_mislead_the_index(vllm: Pool) -> None:
     """Requests with n > 1 do not mislead the index: vLLM reports the cached tokens of a later
     choice, which are not a hit that the router predicts.
     """

@@ -29,7 +29,7 @@ EXACT_SHARES = {"exact": 0.99, "degraded": 0.95}
 Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 
-async def asked(pool: Pool, traffic: Traffic) -> None:
+async def send_alone(pool: Pool, traffic: Traffic) -> None:
     """Send a request while no other request runs."""
     await asyncio.sleep(HEARD_S)
     body = traffic.body()
@@ -49,7 +49,7 @@ async def hits(pool: Pool, count: int) -> Hits:
 
 
 @pytest.mark.full
-async def test_hits_are_exact_once_answers_have_shown_it(
+async def test_hits_are_exact_once_the_router_has_learned_from_answers(
     drafted: tuple[HybridModel, Pool], record_property: Callable[[str, object], None]
 ) -> None:
     model, pool = drafted
@@ -58,14 +58,14 @@ async def test_hits_are_exact_once_answers_have_shown_it(
     sent = 0
     while (await pool.router.row(0))["hits"]["cause"] not in LEARNED:
         assert sent < LEARNING, await hits(pool, sent)
-        await asked(pool, traffic)
+        await send_alone(pool, traffic)
         sent += 1
     before = await hits(pool, sent)
     # The router learns from recent answers; an earlier answer may have overtaken its events.
     too_many = [expected - cached for expected, cached in before if cached]
     assert too_many[-LESSON:] == [size] * LESSON
     for _ in range(ALONE):
-        await asked(pool, traffic)
+        await send_alone(pool, traffic)
     seen = (await hits(pool, sent + ALONE))[sent:]
     unequal = [one for one in seen if one[0] != one[1]]
     record_property(f"{model.name}", f"{ALONE - len(unequal)} of {ALONE} equal, after {sent}")

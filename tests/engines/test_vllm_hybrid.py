@@ -38,7 +38,7 @@ Noted = Callable[[str, object], None]
 async def served(hybrid: Served) -> AsyncIterator[Served]:
     """Yield a server that has reported its cache groups, which it does with its first blocks."""
     model, pool = hybrid
-    await asked(pool, traffic_of(model, 0), WARMING)
+    await send_alone(pool, traffic_of(model, 0), WARMING)
 
     async def told() -> bool:
         row = await pool.router.row(0)
@@ -53,7 +53,7 @@ def traffic_of(model: HybridModel, seed: int, lasting: int = LASTING) -> Traffic
     return Traffic(random.Random(seed), model.max_tokens - LONGEST_ANSWER, lasting)
 
 
-async def asked(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD_S) -> None:
+async def send_alone(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD_S) -> None:
     """Send `count` requests one after the other, with a pause before each."""
     for _ in range(count):
         await asyncio.sleep(pause_s)
@@ -63,19 +63,19 @@ async def asked(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD
         traffic.answered(body, answer)
 
 
-async def test_groups_are_known(served: Served) -> None:
+async def test_cache_groups_are_known(served: Served) -> None:
     model, pool = served
     row = await pool.router.row(0)
     assert tuple(group["kind"] for group in row["cache_groups"] or ()) == model.limits
     assert row["block_size"] >= model.asked_size
 
 
-async def test_hits_of_requests_alone_are_as_expected(
+async def test_hits_of_single_requests_are_as_expected(
     served: Served, record_property: Noted
 ) -> None:
     model, pool = served
     before = len(pool.logged())
-    await asked(pool, traffic_of(model, 1), ALONE)
+    await send_alone(pool, traffic_of(model, 1), ALONE)
     seen = await hits(pool, before, ALONE)
     record_property(f"{model.name} alone", counted(seen))
     assert sum(cached > 0 for _, cached in seen) > ALONE / 2
@@ -83,7 +83,9 @@ async def test_hits_of_requests_alone_are_as_expected(
     assert not above(seen)
 
 
-async def test_a_crowd_leaves_the_index_true(served: Served, record_property: Noted) -> None:
+async def test_the_index_of_groups_is_right_after_concurrent_requests(
+    served: Served, record_property: Noted
+) -> None:
     """After many requests at once, the index equals vLLM's table again, although expected blocks
     may be evicted before a request's turn comes.
     """
@@ -92,11 +94,11 @@ async def test_a_crowd_leaves_the_index_true(served: Served, record_property: No
     clients = [traffic_of(model, 2 + n, lasting=1) for n in range(CLIENTS)]
     for one in clients:
         one.roots = clients[0].roots
-    await asyncio.gather(*(asked(pool, one, AT_ONCE // CLIENTS, 0.0) for one in clients))
+    await asyncio.gather(*(send_alone(pool, one, AT_ONCE // CLIENTS, 0.0) for one in clients))
     seen = await hits(pool, before, AT_ONCE)
     record_property(f"{model.name} at once", counted(seen))
     await pool.router.assert_idle()
-    await asked(pool, clients[0], AFTERWARDS)
+    await send_alone(pool, clients[0], AFTERWARDS)
     after = await hits(pool, before + AT_ONCE, AFTERWARDS)
     assert len(above(seen)) <= AT_ONCE * ABOVE_AT_ONCE, above(seen)
     assert not unequal(after)

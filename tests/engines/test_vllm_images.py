@@ -62,7 +62,7 @@ async def site_of(images: list[bytes]) -> AsyncIterator[str]:
 
 
 @dataclass(slots=True)
-class Heard:
+class ReceivedEvents:
     """The blocks and image identifiers in a server's events so far. Lifetime: test."""
 
     socket: zmq.asyncio.Socket
@@ -87,14 +87,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
+async def events_received_from(pool: Pool) -> AsyncIterator[ReceivedEvents]:
     """Subscribe to the server's events and empty its cache; yield the record of received events."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(f"tcp://127.0.0.1:{pool.servers[0].events[0]}")
     socket.subscribe(b"")
     try:
-        heard = Heard(socket)
+        heard = ReceivedEvents(socket)
         await until_joined(pool, heard)
         status, _ = await pool.servers[0].post("/reset_prefix_cache")
         assert status == 200
@@ -105,7 +105,7 @@ async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
         context.term()
 
 
-async def until_joined(pool: Pool, heard: Heard) -> None:
+async def until_joined(pool: Pool, heard: ReceivedEvents) -> None:
     """Send prompts until their events arrive, since events before the subscription took effect are
     lost.
     """
@@ -138,12 +138,12 @@ def name_of(part: dict[str, Any], file: bytes, model: str) -> str:
     return as_it_is if file[COLOR_AT] == RGB else converted
 
 
-async def test_a_rendering_has_the_hashes_and_identifiers_of_the_events(
+async def test_a_rendering_has_the_same_hashes_and_identifiers_as_events(
     images: Pool, record_property: Noted
 ) -> None:
     drawn: list[bytes] = []
     unequal, found, named = [], 0, set[str]()
-    async with site_of(drawn) as site, heard_of(images) as heard:
+    async with site_of(drawn) as site, events_received_from(images) as heard:
         traffic = ImageTraffic(random.Random(1), site, drawn)
         for _ in range(ALONE):
             body = traffic.body()
@@ -177,7 +177,7 @@ async def test_a_rendering_has_the_hashes_and_identifiers_of_the_events(
     assert {one for one in named if one.startswith("client-")}
 
 
-async def test_hits_of_chats_alone_are_as_expected(images: Pool, record_property: Noted) -> None:
+async def test_hits_of_single_chats_are_as_expected(images: Pool, record_property: Noted) -> None:
     drawn: list[bytes] = []
     before = len(images.logged())
     async with site_of(drawn) as site:

@@ -90,17 +90,17 @@ async def until_row(
 async def until_logged(pool: Pool, text: str) -> None:
     """Wait until the router's log has this text."""
 
-    async def said() -> bool:
+    async def logged() -> bool:
         return text in pool.router.router.log.read_text()
 
-    await until(said, f"{text!r} in the router's log")
+    await until(logged, f"{text!r} in the router's log")
 
 
 def ready(row: dict[str, Any]) -> bool:
     return row["state"] == "ready"
 
 
-async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
+async def test_a_server_with_another_model_name_and_no_events_is_its_own_pool(seat: Pool) -> None:
     """A server without events and with another model name is a pool of its own, and the router
     estimates its cache.
     """
@@ -138,7 +138,7 @@ async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
                 await completed(pool, prompt())
 
 
-async def test_a_renderer_is_no_worker(seat: Pool) -> None:
+async def test_a_render_server_is_not_used_as_a_worker(seat: Pool) -> None:
     """A server that only renders prompts is no worker: `/workers`, the log and the doctor name it,
     and the rest of the pool keeps serving.
     """
@@ -158,7 +158,7 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
 
 
 @pytest.mark.full
-async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
+async def test_a_render_server_makes_token_ids_also_after_a_restart(seat: Pool) -> None:
     """A render server makes token ids for a router without a tokenizer, also after it was killed
     and restarted; the worker does not render prompts itself.
     """
@@ -206,7 +206,7 @@ def other_blocks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @FULL
-async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
+async def test_hits_are_exact_with_different_block_sizes_in_one_pool(seat: Pool) -> None:
     """Hits are exact at two servers with different block sizes, and an operator who configures a
     wrong block size gets advice.
     """
@@ -245,7 +245,7 @@ Lie = Callable[[str], str]
 
 
 @asynccontextmanager
-async def before(
+async def behind_lying_proxy(
     vllm: Pool, events: str | None = None, **changes: Lie
 ) -> AsyncIterator[tuple[LyingFront, Pool]]:
     """Yield a router whose server is behind a proxy that changes its answers to `metrics` or
@@ -261,7 +261,7 @@ async def before(
             yield front, pool
 
 
-def said(text: str, value: Any) -> Lie:
+def with_cached_tokens(text: str, value: Any) -> Lie:
     """Return a function that changes the count of cached tokens in JSON answers."""
 
     def lie(answer: str) -> str:
@@ -289,19 +289,19 @@ async def warm(pool: Pool, prompts: int) -> list[list[int]]:
 
 
 @FULL
-async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
+async def test_wrong_counts_of_cached_tokens_are_ignored(vllm: Pool) -> None:
     """The router ignores impossible counts of cached tokens; if answers deny expected hits again
     and again, it stops expecting them.
     """
-    async with before(vllm) as (front, pool):
+    async with behind_lying_proxy(vllm) as (front, pool):
         for nonsense in (-1, 10**9, "many", None, [3], 1.5):
-            front.changes["/v1/completions"] = said("cached_tokens", nonsense)
+            front.changes["/v1/completions"] = with_cached_tokens("cached_tokens", nonsense)
             await completed(pool, tokens := prompt())
             await completed(pool, tokens)
         front.changes["/v1/completions"] = lambda answer: answer
         assert (await pool.router.row(0))["hit_confidence"] == 1.0
         prompts = await warm(pool, JUDGED_BY)
-        front.changes["/v1/completions"] = said("cached_tokens", 0)
+        front.changes["/v1/completions"] = with_cached_tokens("cached_tokens", 0)
         for tokens in prompts:
             await completed(pool, tokens)
         assert (await pool.router.row(0))["hit_confidence"] < 0.5
@@ -310,15 +310,15 @@ async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
         assert (await pool.router.row(0))["state"] == "ready"
 
 
-def told_size(figures: str) -> str:
+def doubled_block_size(figures: str) -> str:
     return figures.replace(f'block_size="{BLOCK_SIZE}"', f'block_size="{2 * BLOCK_SIZE}"')
 
 
-def told_few(figures: str) -> str:
+def few_blocks(figures: str) -> str:
     return figures.replace(f'num_gpu_blocks="{BLOCKS}"', 'num_gpu_blocks="8"')
 
 
-def told_too_much(figures: str) -> str:
+def usage_above_1(figures: str) -> str:
     lines = figures.splitlines()
     gauge = "vllm:kv_cache_usage_perc{"
     return "\n".join(f'{gauge}engine="0"}} 7.5' if gauge in line else line for line in lines)
@@ -327,18 +327,18 @@ def told_too_much(figures: str) -> str:
 @pytest.mark.parametrize(
     ("lie", "named"),
     [
-        (told_size, f"blocks of {BLOCK_SIZE} tokens, it says {2 * BLOCK_SIZE}: followed"),
+        (doubled_block_size, f"blocks of {BLOCK_SIZE} tokens, it says {2 * BLOCK_SIZE}: followed"),
         pytest.param(
-            *(told_few, "its KV events tell of more blocks than it has room for"), marks=FULL
+            *(few_blocks, "its KV events tell of more blocks than it has room for"), marks=FULL
         ),
         pytest.param(
-            *(told_too_much, "its load figures are of no use: KV usage is 7.5"), marks=FULL
+            *(usage_above_1, "its load figures are of no use: KV usage is 7.5"), marks=FULL
         ),
     ],
 )
-async def test_block_figures_that_are_not_so(vllm: Pool, lie: Lie, named: str) -> None:
-    async with before(vllm, metrics=lie) as (front, pool):
-        assert await front_lies(front, lie)
+async def test_wrong_block_figures_are_reported(vllm: Pool, lie: Lie, named: str) -> None:
+    async with behind_lying_proxy(vllm, metrics=lie) as (front, pool):
+        assert await proxy_changes_metrics(front, lie)
         for _ in range(JUDGED_BY):
             await completed(pool, tokens := prompt())
             assert await completed(pool, tokens) == PROMPT_BLOCKS * BLOCK_SIZE
@@ -347,7 +347,7 @@ async def test_block_figures_that_are_not_so(vllm: Pool, lie: Lie, named: str) -
         assert (await pool.router.row(0))["state"] == "ready"
 
 
-async def front_lies(front: LyingFront, lie: Lie) -> bool:
+async def proxy_changes_metrics(front: LyingFront, lie: Lie) -> bool:
     async with front.http.get(f"{front.upstream}/metrics") as reply:
         figures = await reply.text()
     return lie(figures) != figures
@@ -376,7 +376,9 @@ def kind_of(event: Any) -> str:
 
 
 @asynccontextmanager
-async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator[Pool]:
+async def with_rewritten_events(
+    vllm: Pool, rewrite: Callable[[bytes], bytes]
+) -> AsyncIterator[Pool]:
     """Yield a router that receives a server's events from a relay that rewrites them."""
     context = zmq.asyncio.Context()
     live, replay = (f"tcp://127.0.0.1:{port}" for port in vllm.servers[0].events)
@@ -384,18 +386,18 @@ async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator
     try:
         async with relaying(relay):
             events = f"events={relay.live},replay={relay.replay}"
-            async with before(vllm, events) as (_, pool):
+            async with behind_lying_proxy(vllm, events) as (_, pool):
                 yield pool
     finally:
         context.destroy(linger=0)
 
 
 @FULL
-async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
+async def test_known_blocks_are_bounded_if_events_omit_evictions(vllm: Pool) -> None:
     """If events leave out evictions, the router bounds the believed blocks by the cache's size and
     by the hits that answers report.
     """
-    async with retold(vllm, without_removals) as pool:
+    async with with_rewritten_events(vllm, without_removals) as pool:
         prompts = [prompt() for _ in range(int(BLOCKS * 1.3) // PROMPT_BLOCKS)]
         for tokens in prompts:
             await completed(pool, tokens)
@@ -406,11 +408,11 @@ async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
         assert row["resident_blocks"] <= BLOCKS * 1.25
 
 
-async def test_events_of_other_tokens_promise_nothing(vllm: Pool) -> None:
+async def test_events_with_wrong_tokens_mislead_no_request(vllm: Pool) -> None:
     """Events with wrong tokens mislead no request: no worker holds the blocks that the router
     believes in, and real hits still happen.
     """
-    async with retold(vllm, of_other_tokens) as pool:
+    async with with_rewritten_events(vllm, of_other_tokens) as pool:
         tokens = prompt()
         assert await completed(pool, tokens) == 0
         for _ in range(4):

@@ -54,7 +54,7 @@ async def found_alone(url: str) -> list[str]:
     return [one["cause"] for one in json.loads(said)["findings"]]
 
 
-async def test_a_healthy_server_shows_nothing(vllm: Pool) -> None:
+async def test_the_doctor_finds_no_cause_at_a_healthy_server(vllm: Pool) -> None:
     async with routed(vllm, servers=(vllm.servers[0],)) as pool:
         assert await found(pool) == []
         assert await found_alone(pool.servers[0].url) == []
@@ -68,7 +68,7 @@ async def test_a_healthy_server_shows_nothing(vllm: Pool) -> None:
         (f"block_size={2 * BLOCK_SIZE}", "block-sizes"),
     ],
 )
-async def test_a_worker_s_line_is_wrong(vllm: Pool, options: str, cause: str) -> None:
+async def test_the_doctor_finds_wrong_worker_options(vllm: Pool, options: str, cause: str) -> None:
     if vllm.environment.release < (0, 31):
         pytest.skip("vLLM before 0.31 does not name the address of its KV events")
     async with routed(vllm, f"{vllm.servers[0].url},{options}") as pool:
@@ -79,7 +79,7 @@ async def test_a_worker_s_line_is_wrong(vllm: Pool, options: str, cause: str) ->
 
 
 @pytest.mark.full
-async def test_prefix_caching_is_off(vllm: Pool) -> None:
+async def test_the_doctor_finds_disabled_prefix_caching(vllm: Pool) -> None:
     flags = ("--no-enable-prefix-caching",)
     async with (
         started(vllm, publishes=False, flags=flags) as server,
@@ -89,13 +89,13 @@ async def test_prefix_caching_is_off(vllm: Pool) -> None:
         assert await found_alone(server.url) == ["prefix-caching-off"]
 
 
-async def test_events_are_off(vllm: Pool) -> None:
+async def test_the_doctor_finds_disabled_events(vllm: Pool) -> None:
     async with started(vllm, publishes=False) as server, routed(vllm, server.url) as pool:
         assert (await found(pool))[:1] == ["events-off"]
         assert await found_alone(server.url) == ["events-off"]
 
 
-async def test_hits_are_not_reported(vllm: Pool) -> None:
+async def test_the_doctor_finds_unreported_hits(vllm: Pool) -> None:
     def silent(answer: str) -> str:
         told = json.loads(answer)
         told["usage"]["prompt_tokens_details"] = None
@@ -110,7 +110,9 @@ async def test_hits_are_not_reported(vllm: Pool) -> None:
             assert await found(pool) == []
 
 
-async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) -> None:
+async def test_the_doctor_finds_prompts_without_a_common_beginning(
+    vllm: Pool, tmp_path: Path
+) -> None:
     salted = [{"prompt": HEAD, "cache_salt": f"salt-{n}"} for n in range(REQUESTS)]
     headed = [{"prompt": [700 + n, 800 + n, *HEAD]} for n in range(REQUESTS)]
     for bodies, cause in ((salted, "salts"), (headed, "heads-differ")):
@@ -122,7 +124,7 @@ async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) 
             assert await found(pool, "--requests", str(path)) == []
 
 
-async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
+async def test_the_doctor_finds_a_proxy_that_renames_an_adapter(vllm: Pool) -> None:
     """The doctor finds a proxy that renames a LoRA adapter: the server's events have its own name
     of the adapter, and requests have the proxy's.
 
@@ -157,7 +159,9 @@ def cut_short() -> Bodies:
 
 
 @pytest.mark.full
-async def test_windows_are_kept_at_the_ends_of_prompts_alone(vllm: Pool, tmp_path: Path) -> None:
+async def test_the_doctor_finds_windows_kept_only_at_the_ends_of_prompts(
+    vllm: Pool, tmp_path: Path
+) -> None:
     model = GEMMA.make(tmp_path / "model")
     for retention, causes in (("0", ["states-dropped"]), ("None", [])):
         server = Server(

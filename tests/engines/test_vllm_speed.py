@@ -86,7 +86,7 @@ async def close_once(learn: Callable[[], Awaitable[tuple[float, float]]]) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole"])
-async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool) -> None:
+async def test_prefill_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool) -> None:
     """The router learns a server's prefill speed within ten requests, sent one after the other, as
     the server itself measures its prefills.
     """
@@ -103,7 +103,7 @@ async def test_its_speed_is_learned_within_ten_requests(vllm: Pool, stream: bool
     await close_once(learn)
 
 
-async def test_its_speed_is_learned_of_concurrent_requests(vllm: Pool) -> None:
+async def test_prefill_speed_is_learned_from_concurrent_requests(vllm: Pool) -> None:
     """The router learns a server's prefill speed from concurrent requests; the test compares with
     elapsed time, because prefills that share a step count twice in the server's sum.
     """

@@ -51,7 +51,7 @@ async def until_back(stack: Stack, worker: int) -> None:
     await until(replayed, f"a replay of worker {worker}")
 
 
-async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
+async def test_a_refused_request_leaves_no_charge_and_no_expected_hits(vllm: Pool) -> None:
     tokens = prompt(1)
     body = {"model": MODEL, "prompt": tokens, "max_tokens": 1, "temperature": -1}
     status, answer = await vllm.ask("/v1/completions", body)
@@ -60,7 +60,7 @@ async def test_a_refused_request_leaves_nothing(vllm: Pool) -> None:
     assert await hit_blocks(vllm.router, tokens) == [0, 0]
 
 
-async def test_what_was_evicted_is_not_expected(vllm: Pool) -> None:
+async def test_evicted_blocks_are_not_expected(vllm: Pool) -> None:
     """The router does not expect evicted blocks: right after other prompts have filled the cache,
     long before an expectation expires.
     """
@@ -76,7 +76,7 @@ async def test_what_was_evicted_is_not_expected(vllm: Pool) -> None:
     assert await hit_blocks(vllm.router, first) == [0, 0]
 
 
-async def test_an_idle_reset_is_seen_before_the_next_step(vllm: Pool) -> None:
+async def test_a_reset_of_an_idle_server_is_known_before_the_next_step(vllm: Pool) -> None:
     tokens = await warmed(vllm, 3, 0)
     status, answer = await vllm.servers[0].post("/reset_prefix_cache")
     assert status == 200, answer
@@ -104,7 +104,7 @@ async def put_away(server: Server, down: str, up: str) -> AsyncIterator[None]:
         assert (await server.post(up))[0] == 200
 
 
-async def test_a_paused_server_gets_nothing_until_it_is_resumed(vllm: Pool) -> None:
+async def test_a_paused_server_gets_no_requests_until_resumed(vllm: Pool) -> None:
     tokens = await warmed(vllm, 5, 0)
     async with put_away(vllm.servers[0], "/pause", "/resume"):
         await until_trouble(vllm.router, 0, "paused")
@@ -119,7 +119,7 @@ async def test_a_paused_server_gets_nothing_until_it_is_resumed(vllm: Pool) -> N
 
 
 @pytest.mark.parametrize("level", [0, 1])
-async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
+async def test_the_cache_of_a_server_that_slept_is_empty(vllm: Pool, level: int) -> None:
     """The router treats the cache of a server that slept as empty; level 0 keeps the cache, but no
     event shows that, so the index is a lower bound.
     """
@@ -134,11 +134,11 @@ async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
     await vllm.until_true()
 
 
-async def test_a_lost_connection_shows_and_heals(vllm: Pool) -> None:
+async def test_a_lost_event_connection_is_shown_and_recovers(vllm: Pool) -> None:
     await until_heard_again(vllm)
 
 
-async def test_its_hits_are_exact_and_the_header_says_why_it_went_there(vllm: Pool) -> None:
+async def test_a_repeated_prompt_has_exact_hits_and_a_header_with_the_reason(vllm: Pool) -> None:
     """The second request for a prompt goes to the worker that holds it, and a header of the answer
     says why and that its hits are exact.
     """

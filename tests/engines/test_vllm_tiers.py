@@ -81,7 +81,7 @@ async def server(
         await one.stop()
 
 
-class Told:
+class ReportedBlocks:
     """The blocks that a server holds according to its events. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -135,14 +135,14 @@ async def completed(http: aiohttp.ClientSession, server: Server, asked: Asked) -
     return int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
 
-async def test_hits_in_host_memory_are_as_told(
+async def test_hits_in_host_memory_equal_those_in_events(
     server: OffloadingServer, record_property: Callable[[str, object], None]
 ) -> None:
     context = zmq.asyncio.Context()
     events = context.socket(zmq.SUB)
     events.connect(f"tcp://127.0.0.1:{server.events[0]}")
     events.subscribe(b"")
-    told, seen = Told(), list[tuple[int, int, int]]()
+    told, seen = ReportedBlocks(), list[tuple[int, int, int]]()
     reading = asyncio.create_task(told.read(events))
     try:
         async with aiohttp.ClientSession() as http:

@@ -68,7 +68,7 @@ def encoder_for(pool: Pool) -> PromptEncoder:
     return encoder
 
 
-async def test_ids_of_chats_are_those_that_vllm_renders(
+async def test_token_ids_of_chats_equal_those_that_vllm_renders(
     coded: Served, record_property: Noted
 ) -> None:
     model, pool = coded
@@ -85,7 +85,7 @@ async def test_ids_of_chats_are_those_that_vllm_renders(
     assert equal == CHATS
 
 
-async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_property: Noted) -> None:
+async def test_hits_of_single_chats_are_as_expected(coded: Served, record_property: Noted) -> None:
     model, pool = coded
     await hits(pool, bodies(model, 2), 3)  # vLLM reports its cache groups with its first blocks
     await asyncio.sleep(2 * HEARD_S)
@@ -99,7 +99,9 @@ async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_propert
     assert row["hits"]["mode"] == "exact", row["hits"]
 
 
-async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property: Noted) -> None:
+async def test_without_exact_token_ids_hits_are_estimates(
+    coded: Served, record_property: Noted
+) -> None:
     """Without tokenizer and renderer, the router can only guess the hits of similar chats."""
     model, pool = coded
     never = ("--render", "never")
@@ -111,7 +113,7 @@ async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property
     assert equal < CHATS * EXACT_SHARE
 
 
-async def test_hits_are_as_expected_by_vllms_own_renderer(
+async def test_hits_are_as_expected_with_vllms_renderer(
     coded: Served, record_property: Noted
 ) -> None:
     """A router without a tokenizer expects the right hits, because it asks the server for the token

@@ -72,7 +72,7 @@ async def differing(
     return [body for body in found if body is not None]
 
 
-async def test_every_list_has_the_server_s_ids(
+async def test_token_ids_of_every_tool_list_equal_the_servers(
     tooled: Pool, ours: HfTokenizer, lists: list[ToolList], record_property: Noted
 ) -> None:
     assert (len(lists), sum(one.source == LIVE for one in lists)) == (2131, 351)
@@ -121,7 +121,7 @@ def varied(one: ToolList, draw: random.Random) -> Iterator[Body]:
             yield body_of(one, style, tools=tools)
 
 
-async def test_what_else_a_request_says_of_its_tools(
+async def test_token_ids_with_other_tool_fields_equal_the_servers(
     tooled: Pool, ours: HfTokenizer, lists: list[ToolList]
 ) -> None:
     draw = random.Random(1)
@@ -145,7 +145,7 @@ async def dropping(tooled: Pool, tmp_path_factory: pytest.TempPathFactory) -> As
         await server.stop()
 
 
-async def test_other_parsers_and_tools_that_are_left_out(
+async def test_token_ids_without_excluded_tools_equal_the_servers(
     dropping: Server, ours: HfTokenizer, lists: list[ToolList]
 ) -> None:
     draw = random.Random(2)
@@ -154,7 +154,7 @@ async def test_other_parsers_and_tools_that_are_left_out(
     assert not wrong, f"{len(wrong)} of {len(bodies)}: {wrong[0]}"
 
 
-async def test_hits_of_chats_with_these_lists_are_exact(
+async def test_hits_of_chats_with_tool_lists_are_exact(
     tooled: Pool, lists: list[ToolList], record_property: Noted
 ) -> None:
     """Hits of chats with these tool lists are exact when each list is sent a second time with

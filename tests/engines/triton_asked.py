@@ -33,7 +33,7 @@ def tensors(prompt: str, max_tokens: int) -> dict[str, Any]:
     return {"inputs": [text, count]}
 
 
-def asked(prompt: str, max_tokens: int, **fields: Any) -> bytes:
+def text_request(prompt: str, max_tokens: int, **fields: Any) -> bytes:
     """Return the body of a `generate` request."""
     return json.dumps({"text_input": prompt, "max_tokens": max_tokens, **fields}).encode()
 

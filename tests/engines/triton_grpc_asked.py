@@ -5,7 +5,9 @@ from __future__ import annotations
 from tritonclient.grpc import service_pb2 as pb
 
 
-def asked(model: str, id: str, prompt: str, tokens: int, **flags: bool) -> pb.ModelInferRequest:
+def infer_request(
+    model: str, id: str, prompt: str, tokens: int, **flags: bool
+) -> pb.ModelInferRequest:
     """Return a request for text. `flags` are further inputs, such as `stream` and `stop`."""
     request = pb.ModelInferRequest(model_name=model, id=id)
     text = len(prompt).to_bytes(4, "little") + prompt.encode()

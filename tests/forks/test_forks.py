@@ -143,7 +143,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-async def test_it_sees_the_world_as_if_it_had_been_started(
+async def test_a_fork_has_the_same_environment_as_a_started_program(
     server: ForkServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARMROUTE_PORT", "1")
@@ -161,7 +161,7 @@ async def test_it_sees_the_world_as_if_it_had_been_started(
     assert seen[0]["environment"]["WARMROUTE_PORT"] == "1"
 
 
-async def test_what_is_drawn_differs(server: ForkServer, folder: Path) -> None:
+async def test_forks_draw_different_random_numbers(server: ForkServer, folder: Path) -> None:
     drawn = []
     for _ in range(2):
         await (await start(server, folder, "fork_world")).wait()
@@ -179,7 +179,7 @@ async def test_what_is_drawn_differs(server: ForkServer, folder: Path) -> None:
         ("signal", -signal.SIGTERM, []),
     ],
 )
-async def test_it_ends_as_if_it_had_been_started(
+async def test_a_fork_ends_as_a_started_program(
     server: ForkServer, folder: Path, how: str, code: int, said: list[str]
 ) -> None:
     process = await start(server, folder, "fork_ends", how)
@@ -189,7 +189,7 @@ async def test_it_ends_as_if_it_had_been_started(
         process.terminate()
 
 
-async def test_its_end_is_known_to_all_who_wait_and_to_who_does_not(
+async def test_the_end_of_a_fork_is_known_with_and_without_waiting(
     server: ForkServer, folder: Path
 ) -> None:
     process = await start(server, folder, "fork_stays")
@@ -209,7 +209,7 @@ async def test_its_end_is_known_to_all_who_wait_and_to_who_does_not(
     assert await asyncio.to_thread(asyncio.run, unseen.wait()) == 4
 
 
-async def test_what_nobody_holds_is_killed_with_what_it_started(
+async def test_an_unreferenced_fork_is_killed_with_its_children(
     server: ForkServer, folder: Path
 ) -> None:
     process = await start(server, folder, "fork_parent")
@@ -219,7 +219,7 @@ async def test_what_nobody_holds_is_killed_with_what_it_started(
     await until_gone(pid, child)
 
 
-async def test_a_server_that_is_killed_takes_its_programs_along(folder: Path) -> None:
+async def test_killing_a_fork_server_kills_its_programs(folder: Path) -> None:
     server = ForkServer(finding(folder))
     process = await start(server, folder, "fork_stays")
     os.kill(server.pid, signal.SIGKILL)
@@ -229,7 +229,7 @@ async def test_a_server_that_is_killed_takes_its_programs_along(folder: Path) ->
         await start(server, folder, "fork_ends", "0")
 
 
-async def test_tests_that_are_killed_leave_nothing_behind(folder: Path) -> None:
+async def test_killed_tests_leave_no_process_behind(folder: Path) -> None:
     tests = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TESTS, str(folder)),
         cwd=CHECKOUT,
@@ -252,7 +252,7 @@ def forks() -> Iterator[Forks]:
     forks.close()
 
 
-async def test_only_what_a_fork_can_be_is_one(
+async def test_only_programs_that_can_be_forked_are_forked(
     forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def is_fork(module: str, *arguments: str) -> bool:
@@ -272,7 +272,7 @@ async def test_only_what_a_fork_can_be_is_one(
     assert not await is_fork("router", "serve")
 
 
-async def test_routers_have_hashes_of_their_own(forks: Forks, tmp_path: Path) -> None:
+async def test_forked_routers_have_different_hash_seeds(forks: Forks, tmp_path: Path) -> None:
     """Routers have different hash seeds. With equal ones they could agree by their hashes, which
     routers on two machines never do.
     """
@@ -285,7 +285,7 @@ async def test_routers_have_hashes_of_their_own(forks: Forks, tmp_path: Path) ->
     assert len(parents - {os.getpid()}) == 2
 
 
-async def test_a_server_that_ended_is_replaced(forks: Forks, tmp_path: Path) -> None:
+async def test_a_fork_server_that_ended_is_replaced(forks: Forks, tmp_path: Path) -> None:
     for _ in range(3):  # one more than there are servers
         with (tmp_path / "log").open("wb") as sink:
             router = await forks.launch("router", ["serve", "--port", "0"], sink)
@@ -293,7 +293,7 @@ async def test_a_server_that_ended_is_replaced(forks: Forks, tmp_path: Path) -> 
         assert await router.wait() == -signal.SIGKILL
 
 
-async def test_programs_of_tests_are_forks(tmp_path: Path) -> None:
+async def test_programs_started_by_tests_are_forks(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         for program in (stack.router, *stack.workers):
             assert isinstance(program.process, ForkedProcess)
