@@ -71,7 +71,9 @@ def _loaded() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
 
 
-def texts(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
+def rendered_texts(
+    values: Object, name: str = RELEASE, namespace: str = NAMESPACE
+) -> dict[str, str]:
     """Return each template's rendered text by its file. Raises RefusedError if Helm refuses the
     values.
     """
@@ -87,7 +89,7 @@ def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> 
     """Return the Kubernetes objects that the chart creates. Raises RefusedError if Helm refuses the
     values.
     """
-    files = texts(values, name, namespace).items()
+    files = rendered_texts(values, name, namespace).items()
     found = (yaml.load_all(text, _LOADER) for file, text in files if file.endswith(".yaml"))
     return [one for documents in found for one in documents if one]
 
@@ -104,7 +106,7 @@ class Request:
 def first_requests(values: Object) -> list[Request]:
     """Return the requests with a body in the chart's notes, as `curl` would send them."""
     found = []
-    notes = texts(values)["NOTES.txt"].replace("\\\n", " ")
+    notes = rendered_texts(values)["NOTES.txt"].replace("\\\n", " ")
     for line in re.findall(r"^  (curl .* -d .*)$", notes, re.MULTILINE):
         words = shlex.split(line)
         pairs = list(itertools.pairwise(words))
@@ -115,7 +117,7 @@ def first_requests(values: Object) -> list[Request]:
     return found
 
 
-def faults(one: Object, version: str) -> tuple[str, ...]:
+def schema_errors(one: Object, version: str) -> tuple[str, ...]:
     """Return the errors of an object by the schema of its kind."""
     return _faults(json.dumps(one, sort_keys=True), version)
 
@@ -141,10 +143,10 @@ def _faults(text: str, version: str) -> tuple[str, ...]:
     return ()
 
 
-def sample(name: str) -> str:
+def plain_manifest(name: str) -> str:
     """Return the text of a plain file in docs/deploy/kubernetes, for users without Helm."""
     about, values = SAMPLES[name]
-    parts = [text for file, text in texts(values).items() if file.endswith(".yaml")]
+    parts = [text for file, text in rendered_texts(values).items() if file.endswith(".yaml")]
     documents = [d.strip("\n") for text in parts for d in text.split("\n---\n") if d.strip()]
     given = "".join(f" \\\n#     --set-json '{k}={json.dumps(v)}'" for k, v in values.items())
     command = f"helm template {RELEASE} docs/deploy/helm/warmroute -n {NAMESPACE}{given}"
@@ -155,4 +157,4 @@ def sample(name: str) -> str:
 
 if __name__ == "__main__":
     for which in SAMPLES:
-        (PLAIN / f"{which}.yaml").write_text(sample(which), encoding="utf-8")
+        (PLAIN / f"{which}.yaml").write_text(plain_manifest(which), encoding="utf-8")

@@ -35,7 +35,7 @@ def config_schema() -> Schema:
     for path, key in keys_of(Config).items():
         section, _, name = path.rpartition(".")
         place = top["properties"].setdefault(section, _mapping({})) if section else top
-        place["properties"][name] = _told(msgspec.json.schema(key.kind))
+        place["properties"][name] = _schema_fields(msgspec.json.schema(key.kind))
     # A file may also give a worker, and these arguments, as a mapping.
     options = "|".join(KEYS[1:])
     text = {"type": "string", "pattern": rf"^[^,]+(,\s*({options})=[^,]*)*$"}
@@ -65,18 +65,18 @@ def options_of_sources() -> Schema:
 
 def _worker() -> Schema:
     keys = msgspec.json.schema_components([WorkerSpec])[1]["WorkerSpec"]["properties"]
-    return _mapping({name: _told(keys[name]) for name in KEYS}) | {"required": ["url"]}
+    return _mapping({name: _schema_fields(keys[name]) for name in KEYS}) | {"required": ["url"]}
 
 
 def _mapping(properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _told(schema: Schema) -> Schema:
+def _schema_fields(schema: Schema) -> Schema:
     return {name: value for name, value in schema.items() if name not in _UNTOLD}
 
 
-def written() -> str:
+def schema_text() -> str:
     """Return the text of values.schema.json with the router's current `config` and options."""
     schema = json.loads(FILE.read_text(encoding="utf-8"))
     schema["properties"]["config"] = config_schema()
@@ -85,4 +85,4 @@ def written() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written(), encoding="utf-8")
+    FILE.write_text(schema_text(), encoding="utf-8")

@@ -53,7 +53,7 @@ TABLES: tuple[tuple[Table, str, str], ...] = (
 )
 
 
-def drawn(table: Table) -> str:
+def diagram_of(table: Table) -> str:
     """Return a table as a Mermaid state diagram with one arrow for each pair of states.
 
     Events that do not change a state are listed below the diagram.
@@ -78,14 +78,14 @@ def drawn(table: Table) -> str:
     return text
 
 
-def written() -> str:
+def page_text() -> str:
     """Return the text of the page for the current tables."""
     parts = [HEAD]
     for table, where, what in TABLES:
         name = where.split("`")[1].removesuffix("_STATES").capitalize()
-        parts.append(f"## {name}\n\n{what} {where}.\n\n{drawn(table)}\n")
+        parts.append(f"## {name}\n\n{what} {where}.\n\n{diagram_of(table)}\n")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    FILE.write_text(written(), encoding="utf-8")
+    FILE.write_text(page_text(), encoding="utf-8")

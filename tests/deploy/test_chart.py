@@ -29,11 +29,11 @@ from tests.deploy.chart import (
     CHART,
     Object,
     RefusedError,
-    faults,
     first_requests,
     merged,
     objects,
-    texts,
+    rendered_texts,
+    schema_errors,
 )
 from tests.deploy.parsed import router_config
 from tests.engine.model_dirs import tokenizer_text, write_model
@@ -213,7 +213,7 @@ def config_of(found: list[Object], tmp_path: Path) -> Config:
 def test_each_variant_is_valid_for_the_oldest_and_newest_kubernetes(name) -> None:
     found = rendered(name)
     for version in chart.VERSIONS:
-        assert [f for one in found for f in faults(one, version)] == []
+        assert [f for one in found for f in schema_errors(one, version)] == []
     names = [(one["kind"], one["metadata"]["name"]) for one in found]
     assert len(set(names)) == len(names)
     assert all(len(name) <= 63 for _, name in names)
@@ -227,7 +227,7 @@ def test_the_schemas_refuse_misspelt_fields() -> None:
                 wrong[spec]["slector"] = {}
             else:
                 wrong["spek"] = wrong.pop(spec)
-            assert list(faults(wrong, chart.VERSIONS[0])), one["kind"]
+            assert list(schema_errors(wrong, chart.VERSIONS[0])), one["kind"]
 
 
 @each_variant
@@ -473,7 +473,7 @@ def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
     """
     values, place = TOKENIZERS[name]
     found = objects(merged(SOURCES, values))
-    assert [f for one in found for f in faults(one, chart.VERSIONS[-1])] == []
+    assert [f for one in found for f in schema_errors(one, chart.VERSIONS[-1])] == []
     spec = deployment(found)["spec"]["template"]["spec"]
     path = yaml.safe_load(of_kind(found, "ConfigMap")[0]["data"]["router.yaml"])["tokenizer"]
     assert path in (f"/etc/warmroute-{place}", f"/{place}")
@@ -595,7 +595,7 @@ BAD: list[tuple[Object, str]] = [
 @pytest.mark.parametrize(("values", "says"), BAD, ids=[says[:30] for _, says in BAD])
 def test_invalid_values_are_refused_with_the_reason(values: Object, says: str) -> None:
     with pytest.raises(RefusedError, match=re.escape(says)):
-        texts(values)
+        rendered_texts(values)
 
 
 def test_the_schema_has_the_same_keys_as_the_values_file() -> None:
@@ -660,17 +660,23 @@ def test_the_chart_has_the_projects_version() -> None:
 @pytest.mark.parametrize("name", chart.SAMPLES)
 def test_the_plain_manifests_are_rendered_from_the_chart(name) -> None:
     file = chart.PLAIN / f"{name}.yaml"
-    assert file.read_text(encoding="utf-8") == chart.sample(name), "python -m tests.deploy.chart"
+    assert file.read_text(encoding="utf-8") == chart.plain_manifest(name), (
+        "python -m tests.deploy.chart"
+    )
 
 
 @pytest.mark.parametrize("mode", _MODES)
 def test_the_notes_say_what_to_do_next(mode) -> None:
-    notes = texts(merged({"mode": mode}, SOURCES, {"redis": {"mode": "none"}}))["NOTES.txt"]
+    notes = rendered_texts(merged({"mode": mode}, SOURCES, {"redis": {"mode": "none"}}))[
+        "NOTES.txt"
+    ]
     assert "port-forward deployment/warmroute-" in notes
     assert "WARNING: 2 routers and no Redis" in notes
     assert "relies on network policies" in notes
     assert "Without tokenizer.volume text is matched approximately" in notes
-    exact = texts(merged({"mode": mode}, SOURCES, {"tokenizer": {"volume": PVC}}))["NOTES.txt"]
+    exact = rendered_texts(merged({"mode": mode}, SOURCES, {"tokenizer": {"volume": PVC}}))[
+        "NOTES.txt"
+    ]
     assert "approximately" not in exact
 
 
@@ -698,7 +704,7 @@ def test_the_first_request_of_the_notes_has_the_model(name) -> None:
 
 
 def test_the_first_request_fits_keys_tls_and_gateways() -> None:
-    notes = texts(merged(SOURCES, KEYS, PODS))["NOTES.txt"]
+    notes = rendered_texts(merged(SOURCES, KEYS, PODS))["NOTES.txt"]
     (request,) = first_requests(merged(SOURCES, KEYS, PODS))
     assert request.url.startswith("https://127.0.0.1:8080/")
     assert request.headers["Authorization"] == "Bearer KEY"
@@ -707,7 +713,10 @@ def test_the_first_request_fits_keys_tls_and_gateways() -> None:
     (request,) = first_requests(values)
     assert request.url == "http://$GATEWAY/v1/chat/completions"
     assert request.headers["Host"] == "llm.example.com"
-    assert "GATEWAY=$(kubectl -n gateways get gateway inference -o" in texts(values)["NOTES.txt"]
+    assert (
+        "GATEWAY=$(kubectl -n gateways get gateway inference -o"
+        in rendered_texts(values)["NOTES.txt"]
+    )
 
 
 def test_object_names_begin_with_the_release_name_and_stay_short() -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from router.config.keys import keys_of
 from router.settings.schema import Config
-from tests.deploy.config_schema import FILE, written
+from tests.deploy.config_schema import FILE, schema_text
 from tests.router.settings.config_values import another_value, nested
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ CHECK = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 
 def test_the_schema_is_generated_from_the_routers_keys() -> None:
     told = "run: python -m tests.deploy.config_schema"
-    assert FILE.read_text(encoding="utf-8") == written(), told
+    assert FILE.read_text(encoding="utf-8") == schema_text(), told
 
 
 def test_the_schema_accepts_every_key(tmp_path: Path) -> None:

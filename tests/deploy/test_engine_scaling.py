@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart import VERSIONS, Object, RefusedError, faults, merged, objects, texts
+from tests.deploy.chart import (
+    VERSIONS,
+    Object,
+    RefusedError,
+    merged,
+    objects,
+    rendered_texts,
+    schema_errors,
+)
 from tests.deploy.parsed import router_config
 
 MODEL, ADAPTER = "meta-llama/Llama-3.1-8B", "sql"
@@ -56,7 +64,7 @@ def triggers(values: Object) -> dict[str, Object]:
 def test_a_scaler_is_valid_and_in_the_namespace_of_its_target() -> None:
     values = scaling(BY_KEDA, BY_HPA, discovery={"namespace": "engines"})
     for version in VERSIONS:
-        assert [f for one in scalers(values) for f in faults(one, version)] == []
+        assert [f for one in scalers(values) for f in schema_errors(one, version)] == []
     keda, hpa = scalers(values)
     assert keda["kind"] == "ScaledObject"
     assert {one["metadata"]["namespace"] for one in (keda, hpa)} == {"engines"}
@@ -69,7 +77,7 @@ def test_a_scaler_is_valid_and_in_the_namespace_of_its_target() -> None:
     assert (keda["spec"]["minReplicaCount"], keda["spec"]["maxReplicaCount"]) == (0, 4)
     assert (hpa["spec"]["minReplicas"], hpa["spec"]["maxReplicas"]) == (1, 2)
     wrong = merged(keda, {"spec": {"coolDownPeriod": 1}})
-    assert faults(wrong, VERSIONS[-1])
+    assert schema_errors(wrong, VERSIONS[-1])
 
 
 def test_waiting_models_include_the_scaled_and_the_configured_ones(tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ REFUSED: list[tuple[Object, str]] = [
 @pytest.mark.parametrize(("values", "says"), REFUSED, ids=[says[:30] for _, says in REFUSED])
 def test_invalid_scaling_values_are_refused_with_the_reason(values: Object, says: str) -> None:
     with pytest.raises(RefusedError, match=re.escape(says)):
-        texts(values)
+        rendered_texts(values)
 
 
 def test_a_model_name_with_any_characters_stays_one_label_value(tmp_path: Path) -> None:
@@ -223,13 +231,13 @@ def test_a_model_name_with_any_characters_stays_one_label_value(tmp_path: Path) 
 
 
 def test_the_notes_list_what_scales_and_its_requirements() -> None:
-    notes = texts(scaling(BY_KEDA, BY_HPA))["NOTES.txt"]
+    notes = rendered_texts(scaling(BY_KEDA, BY_HPA))["NOTES.txt"]
     assert "Deployment vllm-llama: 0 to 4 by keda" in notes
     assert "StatefulSet qwen: 1 to 2 by hpa" in notes
     assert "kubectl -n llm get scaledobject,hpa" in notes
-    assert "scaledobject" not in texts(CENTRAL)["NOTES.txt"]
+    assert "scaledobject" not in rendered_texts(CENTRAL)["NOTES.txt"]
     assert "HPAScaleToZero" not in notes
-    assert "HPAScaleToZero" in texts(scaling(BY_HPA | {"min": 0}))["NOTES.txt"]
+    assert "HPAScaleToZero" in rendered_texts(scaling(BY_HPA | {"min": 0}))["NOTES.txt"]
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale-to-zero.md").read_text(encoding="utf-8")
@@ -239,7 +247,7 @@ SHOWN = [yaml.safe_load(text) for text in re.findall(r"(?ms)^```yaml\n(.*?)^```"
 def test_the_values_on_the_page_render_and_are_valid() -> None:
     (values,) = [one for one in SHOWN if "engineScaling" in one]
     found = objects(values)
-    assert [f for one in found for f in faults(one, VERSIONS[-1])] == []
+    assert [f for one in found for f in schema_errors(one, VERSIONS[-1])] == []
     (scaler,) = scalers(values)
     left_out = {key: one for key, one in values["engineScaling"][0].items() if key in NEEDED}
     assert scaler == scalers(merged(values, {"engineScaling": [left_out]}))[0]  # the usual ones

@@ -14,7 +14,7 @@ import yaml
 
 from engine.cli.main import parser
 from router.settings.schema import Config
-from tests.deploy.chart import VERSIONS, faults, first_requests
+from tests.deploy.chart import VERSIONS, first_requests, schema_errors
 from tests.deploy.parsed import DEPLOY, ENGINE_PATHS, ROUTER_PATHS, engine_ports, router_config
 from tests.live.stack import running
 from tests.told_decision import decision_in
@@ -73,7 +73,7 @@ def config(request, tmp_path) -> Config:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("file", FILES)
 def test_each_object_is_valid(file, version) -> None:
-    assert [fault for found in FILES[file] for fault in faults(found, version)] == []
+    assert [fault for found in FILES[file] for fault in schema_errors(found, version)] == []
 
 
 @each_set

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import router.cli.main
-from tests.deploy.chart import CHART, VERSIONS, Object, faults, merged, objects
+from tests.deploy.chart import CHART, VERSIONS, Object, merged, objects, schema_errors
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_each_installation_renders_and_is_valid() -> None:
     for values in installs():
         modes.add(values.get("mode", "central"))
         for version in VERSIONS:
-            assert [f for one in objects(values) for f in faults(one, version)] == []
+            assert [f for one in objects(values) for f in schema_errors(one, version)] == []
     assert modes == {"central", "sidecar", "picker"}
 
 
@@ -108,7 +108,7 @@ def test_each_way_to_give_the_tokenizer_renders_and_is_valid() -> None:
     assert len(ways) == 6
     for values in ways:
         found = objects(values)
-        assert [f for one in found for f in faults(one, VERSIONS[-1])] == []
+        assert [f for one in found for f in schema_errors(one, VERSIONS[-1])] == []
         (text,) = [one["data"]["router.yaml"] for one in found if one["kind"] == "ConfigMap"]
         folder = yaml.safe_load(text)["tokenizer"]
         mounts = [

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from router.fleet.member_states import MEMBER_STATES
-from tests.deploy.state_tables import FILE, TABLES, drawn, written
+from tests.deploy.state_tables import FILE, TABLES, diagram_of, page_text
 
 ROOT = Path(__file__).parents[2]
 # The attributes that hold a state, where they may be set, and from which table.
@@ -19,7 +19,7 @@ HOLDERS = {
 
 def test_the_page_shows_the_current_state_tables() -> None:
     told = "run: python -m tests.deploy.state_tables"
-    assert FILE.read_text(encoding="utf-8") == written(), told
+    assert FILE.read_text(encoding="utf-8") == page_text(), told
 
 
 def test_each_state_of_a_table_can_be_reached_from_its_first_state() -> None:
@@ -31,10 +31,10 @@ def test_each_state_of_a_table_can_be_reached_from_its_first_state() -> None:
 
 
 def test_a_diagram_has_one_arrow_per_pair_of_states_with_all_events() -> None:
-    text = drawn({("a", "x"): "b", ("a", "y"): "b", ("b", "w"): "b", ("b", "z"): "c"})
+    text = diagram_of({("a", "x"): "b", ("a", "y"): "b", ("b", "w"): "b", ("b", "z"): "c"})
     assert "    [*] --> a\n    a --> b: x<br/>y\n    b --> c: z\n    c --> [*]" in text
     assert text.endswith("Events that change nothing: `b` (w).")
-    assert "serving --> silent: a probe gets no answer" in drawn(MEMBER_STATES)
+    assert "serving --> silent: a probe gets no answer" in diagram_of(MEMBER_STATES)
 
 
 def test_every_state_change_goes_through_its_table() -> None:

@@ -57,7 +57,7 @@ def tokenizing(folder: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def lively(stack: Stack) -> AsyncIterator[None]:
+async def traffic_of_every_kind(stack: Stack) -> AsyncIterator[None]:
     """Send traffic of every kind through the router during the block, so that each metric has
     samples.
 
@@ -152,7 +152,7 @@ class Prometheus:
             raise AssertionError("no data from:\n" + "\n".join(left)) from late
 
 
-def hurried(text: str) -> str:
+def accelerated(text: str) -> str:
     """Return the Prometheus rules with minutes as seconds and hours as minutes, because the tests'
     faults are short.
     """
@@ -176,7 +176,7 @@ def _config(folder: Path, jobs: Mapping[str, Sequence[str]], every: str) -> Path
     }
     for rules in config["rule_files"]:
         text = (RULES / rules).read_text(encoding="utf-8")
-        (folder / rules).write_text(hurried(text), encoding="utf-8")
+        (folder / rules).write_text(accelerated(text), encoding="utf-8")
     for job in config["scrape_configs"]:
         (files,) = job["file_sd_configs"]
         targets = folder / files["files"][0]
@@ -196,7 +196,7 @@ async def prometheus(
     every: str = SCRAPE,
 ) -> AsyncIterator[Prometheus]:
     """Run Prometheus at a free port with the shipped jobs, and with their rules at the speed of
-    `hurried`.
+    `accelerated`.
 
     `targets` has each job's URLs. Skips the test if Prometheus is not installed.
     """

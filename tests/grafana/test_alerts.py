@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.frozen import freeze
-from tests.grafana.monitoring import Prometheus, hurried, prometheus
+from tests.grafana.monitoring import Prometheus, accelerated, prometheus
 from tests.live.redis_server import RedisServer, needs_redis
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 
@@ -104,7 +104,9 @@ async def until_ended(server: Prometheus, name: str) -> None:
 
 async def test_accelerated_rules_differ_only_in_their_durations() -> None:
     text = "expr: x:rate5m > 14.4 * rate(a[5m] offset 10m)\nfor: 30s\nfor: 6h\n"
-    assert hurried(text) == "expr: x:rate5m > 14.4 * rate(a[5s] offset 10s)\nfor: 1s\nfor: 360s\n"
+    assert (
+        accelerated(text) == "expr: x:rate5m > 14.4 * rate(a[5s] offset 10s)\nfor: 1s\nfor: 360s\n"
+    )
 
 
 async def test_no_alert_fires_for_a_healthy_stack(stack, server) -> None:

@@ -16,12 +16,12 @@ from aiohttp.test_utils import TestServer
 
 from tests.grafana.monitoring import (
     exposition,
-    lively,
     prometheus,
     promtool,
     run,
     samples,
     tokenizing,
+    traffic_of_every_kind,
 )
 from tests.grafana.shown import (
     FILES,
@@ -69,7 +69,7 @@ async def stack(tmp_path_factory, state):
     async with running(logs, workers=2, router=router) as stack:
         if state:
             await second_router(stack, [*model, *state])
-        async with lively(stack):
+        async with traffic_of_every_kind(stack):
             yield stack
 
 

@@ -21,7 +21,7 @@ from grafana.panels_kv import FLOW, LOST, SYNC
 from grafana.panels_slo import POLICY_FAULTS, REJECTIONS
 from router.http.errors import WorkerErrorKind
 from tests.frozen import freeze
-from tests.grafana.monitoring import exposition, lively, tokenizing
+from tests.grafana.monitoring import exposition, tokenizing, traffic_of_every_kind
 from tests.live.stack import MODEL, engine_arguments, running, until
 from tests.told_decision import decision_in
 
@@ -57,7 +57,7 @@ def rows(title: str) -> list[list[str]]:
 
 
 async def test_the_table_of_metrics_equals_the_routers_metrics(stack) -> None:
-    async with lively(stack):
+    async with traffic_of_every_kind(stack):
         text = await exposition(stack)
     shown: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

@@ -190,7 +190,7 @@ async def test_an_unreachable_api_server_costs_no_request(
                 await one.api.stop()
             else:
                 one.api.illness = how
-                await one.api.say("break")
+                await one.api.send_to_watches("break")
             await asyncio.sleep(seconds / 2)  # the outage itself
             await one.engines["b"].stop()  # probes notice engines that die meanwhile
             await one.until_up("a", "c")

@@ -174,11 +174,11 @@ class Page:
         """Return the next command with the reader's values filled in; the caller has to run it."""
         return replaced(self.left.pop(0), [*table, *FILLED])
 
-    def does(self, count: int = 1, *table: tuple[str, str]) -> str:
+    def run_next(self, count: int = 1, *table: tuple[str, str]) -> str:
         """Run the next `count` commands and return the output of the last one."""
         output = ""
         for _ in range(count):
-            output = does(self.on, self.next(*table))
+            output = run_command(self.on, self.next(*table))
         return output
 
     def refused(self, *table: tuple[str, str]) -> str:
@@ -191,7 +191,7 @@ class Page:
         return found[0]
 
 
-def does(on: Host, command: str) -> str:
+def run_command(on: Host, command: str) -> str:
     """Run a page's command: start a server and wait until it is ready, or run any other command."""
     line = replaced(command, FILLED).removesuffix("&").strip()
     server = re.search(r"^(\w+=\S+ )*(warmroute serve|warmroute-engine) ", f"{line} ")

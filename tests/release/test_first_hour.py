@@ -26,9 +26,9 @@ from tests.release.pages import (
     SAMPLE,
     TIMED,
     Page,
-    does,
     explained,
     pages,
+    run_command,
     text_of,
     to_run,
     workers,
@@ -121,7 +121,7 @@ def test_the_readme_leads_to_a_routed_request_within_minutes(
     clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")  # README starts one of two
     with Page("README.md", clean_host) as page:
         assert page.next().startswith("python3 -m venv")  # `installed` has run it
-        assert explained(page.does(3))["worker"] in (0, 1)
+        assert explained(page.run_next(3))["worker"] in (0, 1)
     took_s = time.monotonic() - began_s
     print(f"first routed request {installed[1]:.0f} + {took_s:.0f} s after README's first line")
 
@@ -131,14 +131,14 @@ def test_the_commands_of_the_quick_start_work(clean_host: Host) -> None:
     with Page("docs/quickstart.md", clean_host) as page:
         assert page.next() == Page("README.md", clean_host).next()
         clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")
-        assert explained(page.does(3))["worker"] in (0, 1)
+        assert explained(page.run_next(3))["worker"] in (0, 1)
         clean_host.stop_all()
-        page.does(2)
+        page.run_next(2)
         assert [row["state"] for row in workers(clean_host)] == ["ready"]
         clean_host.stop_all()
-        page.does(3)
+        page.run_next(3)
         ask = page.next()
-        first, second = (explained(does(clean_host, ask)) for _ in range(2))
+        first, second = (explained(run_command(clean_host, ask)) for _ in range(2))
         assert first["worker"] == second["worker"]
         assert (first["expected_hit_tokens"], second["expected_hit_tokens"] > 0) == (0, True)
 
@@ -147,7 +147,7 @@ def pool(on: Host, count: int = 3) -> None:
     """Start `count` simulated workers at ports from 8001 on, and a router with the first two."""
     for n in range(count):
         on.start(f"{TIMED} --port {8001 + n}")
-    does(on, to_run("docs/quickstart.md")[-2])
+    run_command(on, to_run("docs/quickstart.md")[-2])
 
 
 def ensure_worker(on: Host, url: str) -> int:
@@ -170,8 +170,8 @@ def test_command_lines_of_other_routers_are_converted(clean_host: Host) -> None:
     file.
     """
     with Page("docs/coming-from.md", clean_host) as page:
-        page.does(5)
-        does(clean_host, page.next())
+        page.run_next(5)
+        run_command(clean_host, page.next())
     clean_host.stop_all()
 
 
@@ -181,7 +181,7 @@ def test_each_recipe_serves_requests(clean_host: Host) -> None:
         clean_host.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
     with Page("docs/recipes.md", clean_host) as page:
         while page.left:
-            page.does()
+            page.run_next()
             clean_host.stop()
     clean_host.stop_all()
 
@@ -191,7 +191,7 @@ def test_the_commands_for_operators_work(clean_host: Host) -> None:
     HOST:PORT its address.
     """
     pool(clean_host)
-    does(clean_host, ASK)
+    run_command(clean_host, ASK)
     operations, engines, admin, tokens, kubernetes = READ["pool"]
     other = "http://127.0.0.1:8003"
     with Page(operations, clean_host) as page:
@@ -205,29 +205,31 @@ def test_the_commands_for_operators_work(clean_host: Host) -> None:
                 ensure_removed(clean_host, other)
             elif "/workers/N" in line:
                 line = line.replace("/workers/N", f"/workers/{ensure_worker(clean_host, other)}")
-            does(clean_host, line)
+            run_command(clean_host, line)
     with Page(engines, clean_host) as page:
-        page.does()
-        page.does(1, (r"$", " --requests 20"))
+        page.run_next()
+        page.run_next(1, (r"$", " --requests 20"))
         ensure_worker(clean_host, other)
-        page.does(2, (r"http://10.0.0.11:8000", other))
+        page.run_next(2, (r"http://10.0.0.11:8000", other))
         clean_host.until(
             f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone"
         )
-        page.does(1, (r"/workers/3", f"/workers/{ensure_worker(clean_host, other)}"))
+        page.run_next(1, (r"/workers/3", f"/workers/{ensure_worker(clean_host, other)}"))
     with Page(admin, clean_host) as page:
         clean_host.until(
             f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone"
         )
-        number = json.loads(page.does())["id"]
+        number = json.loads(page.run_next())["id"]
         while page.left:
-            page.does(1, (r"/workers/2\b", f"/workers/{number}"))
+            page.run_next(1, (r"/workers/2\b", f"/workers/{number}"))
     with Page(tokens, clean_host) as page:
-        said = page.does(1, (r"\bM\b", '"warmroute-timed"'), ("WORKER", "http://127.0.0.1:8001"))
+        said = page.run_next(
+            1, (r"\bM\b", '"warmroute-timed"'), ("WORKER", "http://127.0.0.1:8001")
+        )
         assert json.loads(said)["count"] > 0
     with Page(kubernetes, clean_host) as page:
         while page.left:
-            page.does(1, (r"^warmroute top$", "warmroute top --once"))
+            page.run_next(1, (r"^warmroute top$", "warmroute top --once"))
 
 
 def test_the_commands_with_api_keys_and_a_configuration_file_work(clean_host: Host) -> None:
@@ -250,16 +252,16 @@ def test_the_commands_with_api_keys_and_a_configuration_file_work(clean_host: Ho
         "admin_keys_file: admin-keys\n"
     )
     with Page(configuration, clean_host) as page:
-        page.does()
+        page.run_next()
     with Page(deployment, clean_host) as page:
         while page.left:
-            page.does(1, (r"/etc/warmroute/", ""))
+            page.run_next(1, (r"/etc/warmroute/", ""))
     top = "warmroute top --once --admin-key-file admin"
     clean_host.until(top, "ready")
     assert "401" in clean_host.run(f"! {ASK} 2>&1")
     key = clean_host.run("cat client").strip()
     asked = ASK.replace("curl -i", f"curl -i -H 'Authorization: Bearer {key}'")
-    assert explained(does(clean_host, asked))["worker"] == 0
+    assert explained(run_command(clean_host, asked))["worker"] == 0
 
 
 def test_the_commands_for_two_replicas_work(clean_host: Host) -> None:
@@ -273,21 +275,21 @@ def test_the_commands_for_two_replicas_work(clean_host: Host) -> None:
     with Page(replicas, clean_host) as page:
         clean_host.run(page.next().removesuffix("&").strip() + " --daemonize yes")
         clean_host.environ["WARMROUTE_STATE"] = page.next().partition("WARMROUTE_STATE=")[2]
-        page.does(2)
+        page.run_next(2)
         for port in (8081, 8091):
             clean_host.until(
                 f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
             )
         clean_host.stop(2)
         for name in ("a", "b"):
-            page.does(1, (r"$", f" --replicas-name {name}"))
+            page.run_next(1, (r"$", f" --replicas-name {name}"))
         for port in (8081, 8082):
             clean_host.until(
                 f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
             )
     clean_host.environ["REDIS"] = clean_host.environ["WARMROUTE_STATE"]
     with Page(wire, clean_host) as page:
-        page.does(2)
+        page.run_next(2)
     clean_host.stop_all()
     clean_host.run("redis-cli shutdown nosave || true")
 
@@ -298,13 +300,13 @@ def test_the_commands_for_disaggregated_prefill_work(clean_host: Host) -> None:
     """
     with Page("docs/disaggregation.md", clean_host) as page:
         for roles in (["decode", "prefill"], ["decode", "prefill"], ["both", "both"]):
-            page.does(3)
+            page.run_next(3)
             assert sorted(row["role"] for row in workers(clean_host)) == roles
-            does(clean_host, ASK)
+            run_command(clean_host, ASK)
             clean_host.stop_all()
         clean_host.start(f"{TIMED} --host 10.0.0.2 --port 8000")
-        page.does(2, (r",transfer=\w+", ""))
-        page.does(1, (r"$", " --requests 40"))
+        page.run_next(2, (r",transfer=\w+", ""))
+        page.run_next(1, (r"$", " --requests 40"))
 
 
 def test_the_commands_for_the_warmroute_engine_work(clean_host: Host) -> None:
@@ -313,7 +315,7 @@ def test_the_commands_for_the_warmroute_engine_work(clean_host: Host) -> None:
     """
     (engine,) = READ["engine"]
     with Page(engine, clean_host) as page:
-        assert json.loads(page.does(2))["usage"]["completion_tokens"] == 5
+        assert json.loads(page.run_next(2))["usage"]["completion_tokens"] == 5
 
 
 def test_the_commands_for_agents_work(clean_host: Host) -> None:
@@ -324,10 +326,10 @@ def test_the_commands_for_agents_work(clean_host: Host) -> None:
         for _ in range(2):
             for number in (1, 2):
                 clean_host.start(f"{TIMED} --host 10.0.0.{number} --port 8000 --model-name llama")
-            page.does()
+            page.run_next()
             if "doctor" not in page.left[0]:
                 clean_host.stop_all()
-        page.does(3, ("ROUTER", "127.0.0.1"))
+        page.run_next(3, ("ROUTER", "127.0.0.1"))
 
 
 def test_the_commands_for_policies_and_logs_work(clean_host: Host) -> None:
@@ -337,15 +339,15 @@ def test_the_commands_for_policies_and_logs_work(clean_host: Host) -> None:
     (source,) = re.findall(r"```python\n# my_policies.py\n(.*?)```", text_of(policies), re.DOTALL)
     (clean_host.folder / "my_policies.py").write_text(source)
     with Page(policies, clean_host) as page:
-        page.does(1, (r"127.0.0.1:8000", "10.0.0.1:8000"))
-        assert "my_policies:newest" in explained(does(clean_host, ASK))["policy"]
+        page.run_next(1, (r"127.0.0.1:8000", "10.0.0.1:8000"))
+        assert "my_policies:newest" in explained(run_command(clean_host, ASK))["policy"]
     clean_host.stop()
     parts = ((r"/var/lib/warmroute/", ""), (r"requests-\d+T", "requests-*T"))
     with Page(logs, clean_host) as page:
-        page.does(1, *parts)
+        page.run_next(1, *parts)
         with Page(demo, clean_host) as other:
             other.does(1, (r"conversation.jsonl.gz", SAMPLE), (r"$", " --requests 12"))
-        page.does(2, *parts)
+        page.run_next(2, *parts)
         clean_host.stop()
         assert "opentelemetry" in page.refused()
 
@@ -371,18 +373,18 @@ def test_the_commands_for_the_simulator_work(clean_host: Host) -> None:
         (r"(sim plan .*)", r"\1 --policy hybrid --seed 1"),
     )
     with Page(simulator, clean_host) as page:
-        page.does(1, (r"$", " --record-facts facts.bin"))
-        does(clean_host, ASK)
+        page.run_next(1, (r"$", " --record-facts facts.bin"))
+        run_command(clean_host, ASK)
         clean_host.stop_all()
-        page.does(1, (r"--seconds 60", "--seconds 5"))
+        page.run_next(1, (r"--seconds 60", "--seconds 5"))
         while page.left:
             if re.search(r"warmroute-sim (calibrate|validate)", page.left[0]):
                 assert "scipy" in page.refused()
             else:
-                page.does(1, *cut)
+                page.run_next(1, *cut)
     for name in others:
         with Page(name, clean_host) as page:
-            page.does(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
+            page.run_next(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
 
 
 def test_the_commands_for_traces_work(clean_host: Host) -> None:
@@ -399,19 +401,21 @@ def test_the_commands_for_traces_work(clean_host: Host) -> None:
     (clean_host.folder / "agents.jsonl").write_text(json.dumps(agents))
     text = text_of("docs/your-traffic.md")
     with Page("docs/your-traffic.md", clean_host) as page:
-        page.does()
-        replayed = page.does()
+        page.run_next()
+        replayed = page.run_next()
         for row in re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+%) \|$", text, re.M):
             assert re.search(r"^{}\b.* {}\*? .* {}\*? .* {}".format(*row), replayed, re.M), row
         (assumed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
         assert assumed in replayed
-        assert re.search(r"^Take .* worker", page.does(1, (r"$", " --seed 1 --requests 120")), re.M)
-        page.does()
+        assert re.search(
+            r"^Take .* worker", page.run_next(1, (r"$", " --seed 1 --requests 120")), re.M
+        )
+        page.run_next()
         for _ in range(3):
-            does(clean_host, ASK)
+            run_command(clean_host, ASK)
         clean_host.stop_all()
         for notes in ("(requests)", "an access log has no prefixes", "(otel)", "(weka)"):
-            assert notes in page.does()
+            assert notes in page.run_next()
 
 
 def test_the_commands_for_triton_and_a_data_plane_work(clean_host: Host) -> None:
@@ -424,18 +428,18 @@ def test_the_commands_for_triton_and_a_data_plane_work(clean_host: Host) -> None
     with Page(triton, clean_host) as page:
         line = page.left[0]
         online(clean_host.folder, page.refused(), PATH=clean_host.environ["PATH"])
-        does(clean_host, line)
+        run_command(clean_host, line)
         model = (r"models/ensemble/", "models/warmroute-timed/")
-        page.does(2, model)
-        assert "routed_by" in page.does(1, model)
-        page.does(1, (r"request=13", "last=1"))
-        page.does(1, (r"$", " --seconds 1"))
-        page.does(2)
+        page.run_next(2, model)
+        assert "routed_by" in page.run_next(1, model)
+        page.run_next(1, (r"request=13", "last=1"))
+        page.run_next(1, (r"$", " --seconds 1"))
+        page.run_next(2)
     clean_host.stop(2)
     with Page(gateway, clean_host) as page:
         here = ((r"10.0.0.11", "10.0.0.1"), (r"10.0.0.12", "10.0.0.2"))
-        page.does(1, *here)
+        page.run_next(1, *here)
         clean_host.stop()
-        page.does(2, *here)
+        page.run_next(2, *here)
         clean_host.stop()
-        page.does(1, *here)
+        page.run_next(1, *here)

@@ -15,7 +15,7 @@ from tests.router.fleet.fleet_support import fleet_of
 from tests.router.waiting import until
 
 
-class Told:
+class ScriptedSource:
     """A source of workers whose reports the test decides. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Told:
                 raise one
             yield one
 
-    def says(self, *texts: str, stopping: Iterable[str] = ()) -> None:
+    def report_workers(self, *texts: str, stopping: Iterable[str] = ()) -> None:
         seen = [ReportedWorker(parse_worker_spec(text), text in stopping) for text in texts]
         self.news.put_nowait(Report(tuple(seen)))
 
-    def fails(self, why: str) -> None:
+    def report_failure(self, why: str) -> None:
         self.news.put_nowait(Report(None, why))
 
 
@@ -42,21 +42,23 @@ class World:
 
     manager: FleetManager
     discovery: Discovery
-    sources: dict[str, Told] = field(default_factory=dict)
+    sources: dict[str, ScriptedSource] = field(default_factory=dict)
 
-    def source(self, name: str) -> Told:
-        return self.sources.setdefault(name, Told())
+    def source(self, name: str) -> ScriptedSource:
+        return self.sources.setdefault(name, ScriptedSource())
 
-    def staying(self) -> list[Member]:
+    def remaining_members(self) -> list[Member]:
         return [m for m in self.manager.members.values() if not m.leaving]
 
-    def names(self) -> list[str]:
-        return sorted(m.spec.name for m in self.staying())
+    def worker_names(self) -> list[str]:
+        return sorted(m.spec.name for m in self.remaining_members())
 
-    async def until_names(self, *names: str) -> None:
-        await until(lambda: self.names() == sorted(names), f"{names}, have {self.names()}")
+    async def until_workers(self, *names: str) -> None:
+        await until(
+            lambda: self.worker_names() == sorted(names), f"{names}, have {self.worker_names()}"
+        )
 
-    def shown(self, name: str) -> dict[str, object]:
+    def source_row(self, name: str) -> dict[str, object]:
         return next(one for one in self.discovery.shown() if one["source"] == name)
 
 
@@ -65,10 +67,10 @@ async def world(
     *sources: str, workers: Iterable[str] = (), grace_s: float = 60.0, max_workers: int = 8
 ) -> AsyncIterator[World]:
     async with fleet_of(max_workers) as (manager, _):
-        told: dict[str, Told] = {}
+        told: dict[str, ScriptedSource] = {}
 
         def opened(spec: object) -> Source:
-            return told.setdefault(str(spec), Told())
+            return told.setdefault(str(spec), ScriptedSource())
 
         discovery = Discovery(manager, opened, lambda: grace_s)
         specs = [parse_worker_spec(text) for text in workers]

@@ -129,7 +129,9 @@ class KubernetesApi:
         self.version += 1
         self._oldest, self._changes = self.version, []
 
-    async def say(self, what: Literal["bookmark", "end", "break", "garbage", "expire"]) -> None:
+    async def send_to_watches(
+        self, what: Literal["bookmark", "end", "break", "garbage", "expire"]
+    ) -> None:
         """Send to all watches what `what` names: a bookmark, their end, a broken line, a line that
         is not JSON, or the error that they are too old.
         """
@@ -138,12 +140,12 @@ class KubernetesApi:
         async with self._news:
             self._news.notify_all()
 
-    async def watching(self, kind: str) -> None:
+    async def until_watched(self, kind: str) -> None:
         """Wait until a client watches this kind of object."""
         async with self._news:
             await self._news.wait_for(lambda: kind in self._kinds.values())
 
-    async def asked_again(self, kind: str, times: int = 1) -> None:
+    async def until_requested(self, kind: str, times: int = 1) -> None:
         """Wait until the kind was requested this many times from now on."""
         wanted = times + sum(k == kind for k, _ in self.asked)
         async with self._news:
@@ -173,7 +175,7 @@ class KubernetesApi:
 
     async def stop(self) -> None:
         """Stop listening, and cut the API server's open connections."""
-        await self.say("break")
+        await self.send_to_watches("break")
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -259,7 +261,7 @@ class KubernetesApi:
     async def _interrupt(
         self, request: web.Request, reply: web.StreamResponse, what: str, kind: str, version: int
     ) -> bool:
-        """Do to a watch what `say` asked for; return whether the watch continues."""
+        """Do to a watch what `send_to_watches` asked for; return whether the watch continues."""
         if what == "bookmark":
             api, title = KINDS[kind]
             meta = {"resourceVersion": str(version), "creationTimestamp": None}

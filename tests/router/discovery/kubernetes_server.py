@@ -28,7 +28,7 @@ def terminating(address: str) -> dict[str, Any]:
     return endpoint(address, ready=False, serving=True, terminating=True)
 
 
-def a_slice(
+def endpoint_slice(
     name: str, version: int, *endpoints: Any, ports: Any = None, kind: str = "IPv4"
 ) -> dict[str, Any]:
     """Return an EndpointSlice as its controller writes it."""
@@ -72,15 +72,15 @@ class Watch:
 
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
-    def says(self, *lines: bytes) -> None:
+    def send(self, *lines: bytes) -> None:
         for line in lines:
             self.lines.put_nowait(line)
 
-    def ends(self) -> None:
+    def end(self) -> None:
         """End the watch in the way that the server's own timeout does."""
         self.lines.put_nowait(None)
 
-    def breaks(self) -> None:
+    def break_off(self) -> None:
         """Break the watch off in the middle of an event."""
         self.lines.put_nowait(b"")
 
@@ -95,7 +95,7 @@ class ApiServer:
     asked: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
 
-    def lists_next(self, version: int, *slices: dict[str, Any]) -> None:
+    def set_next_list(self, version: int, *slices: dict[str, Any]) -> None:
         meta = {"resourceVersion": str(version)}
         kind = {"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1"}
         self.lists.append(json.dumps({**kind, "metadata": meta, "items": list(slices)}).encode())
@@ -143,7 +143,7 @@ async def api_server() -> AsyncIterator[ApiServer]:
             yield server
         finally:
             for watch in server.watches:
-                watch.ends()
+                watch.end()
 
 
 def hosts(urls: Iterable[str]) -> list[str]:

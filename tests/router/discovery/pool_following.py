@@ -24,12 +24,12 @@ def spec(text: str = "inferencepool:llm/chat") -> InferencePoolSpec:
     return parsed
 
 
-def up(report: Report) -> list[str]:
+def serving_hosts(report: Report) -> list[str]:
     assert report.workers is not None, report.trouble
     return hosts(one.spec.url for one in report.workers if not one.stopping)
 
 
-class Following:
+class FollowedPool:
     """Reads the reports of a source and keeps the latest. Lifetime: test."""
 
     def __init__(
@@ -66,15 +66,17 @@ class Following:
                 assert not self.task.done(), (what, self.task)
         return self.reports[-1]
 
-    async def is_up(self, *addresses: str) -> Report:
+    async def until_serving(self, *addresses: str) -> Report:
         """Wait until a report without trouble has exactly these workers; return it."""
         wanted = [one if ":" in one else f"{one}:8000" for one in addresses]
         return await self.until(
-            lambda r: r.workers is not None and not r.trouble and up(r) == sorted(wanted),
+            lambda r: (
+                r.workers is not None and not r.trouble and serving_hosts(r) == sorted(wanted)
+            ),
             f"up: {wanted}",
         )
 
-    def believed(self) -> list[str]:
+    def trusted_workers(self) -> list[str]:
         """Return the workers that would get requests if all probes were answered and no grace time
         ended.
         """
@@ -83,11 +85,11 @@ class Following:
 
 
 @asynccontextmanager
-async def following(
+async def followed_pool(
     text: str = "inferencepool:llm/chat", objectives: bool = False
 ) -> AsyncIterator[Any]:
     async with kubernetes_api() as api:
-        one = Following(api, text, objectives)
+        one = FollowedPool(api, text, objectives)
         try:
             yield api, one
         finally:

@@ -23,10 +23,10 @@ from router.discovery.source import KubernetesSpec, parse_source
 from router.fleet.sources import Report
 from tests.router.discovery.kubernetes_server import (
     ApiServer,
-    a_slice,
     api_server,
     bookmark,
     endpoint,
+    endpoint_slice,
     event,
     hosts,
     terminating,
@@ -46,12 +46,12 @@ def slices_in(data: bytes) -> Objects[Slice]:
     return Objects(resource, listed.metadata.resource_version, listed.items or ())
 
 
-def up(report: Report) -> list[str]:
+def serving_hosts(report: Report) -> list[str]:
     assert report.workers is not None, report.trouble
     return hosts(one.spec.url for one in report.workers if not one.stopping)
 
 
-def stopping(report: Report) -> list[str]:
+def stopping_hosts(report: Report) -> list[str]:
     assert report.workers is not None
     return hosts(one.spec.url for one in report.workers if one.stopping)
 
@@ -63,7 +63,7 @@ def report_of(*slices: dict[str, Any], text: str = "kubernetes:llm/vllm") -> Rep
 
 def test_endpoint_conditions_decide_which_workers_serve_and_which_stop() -> None:
     report = report_of(
-        a_slice(
+        endpoint_slice(
             "a",
             1,
             endpoint("10.0.0.1"),
@@ -74,47 +74,49 @@ def test_endpoint_conditions_decide_which_workers_serve_and_which_stop() -> None
             endpoint("10.0.0.6", ready=False, serving=False, terminating=True),
         )
     )
-    assert up(report) == ["10.0.0.1:8000", "10.0.0.4:8000", "10.0.0.5:8000"]
-    assert stopping(report) == ["10.0.0.3:8000", "10.0.0.6:8000"]
+    assert serving_hosts(report) == ["10.0.0.1:8000", "10.0.0.4:8000", "10.0.0.5:8000"]
+    assert stopping_hosts(report) == ["10.0.0.3:8000", "10.0.0.6:8000"]
 
 
 def test_for_an_address_in_two_slices_the_best_condition_counts() -> None:
     for first, second in (("a", "b"), ("b", "a")):
         report = report_of(
-            a_slice(first, 1, terminating("10.0.0.1"), endpoint("10.0.0.2")),
-            a_slice(second, 1, endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False)),
+            endpoint_slice(first, 1, terminating("10.0.0.1"), endpoint("10.0.0.2")),
+            endpoint_slice(second, 1, endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False)),
         )
-        assert up(report) == ["10.0.0.1:8000", "10.0.0.2:8000"]
-        assert stopping(report) == []
+        assert serving_hosts(report) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+        assert stopping_hosts(report) == []
 
 
 def test_ports_are_selected_by_name() -> None:
     ports = [{"name": "http", "port": 80}, {"name": "metrics", "port": 9, "protocol": "TCP"}]
-    one = a_slice("a", 1, endpoint("10.0.0.1"), ports=ports)
-    assert up(report_of(one, text="kubernetes:llm/vllm:http")) == ["10.0.0.1:80"]
+    one = endpoint_slice("a", 1, endpoint("10.0.0.1"), ports=ports)
+    assert serving_hosts(report_of(one, text="kubernetes:llm/vllm:http")) == ["10.0.0.1:80"]
     assert report_of(one).refused == (
         "slice 'a': wanted: one of these behind the service: SERVICE:PORTNAME; "
         "its TCP ports: 'http', 'metrics'",
     )
     assert "wanted: 'nope'" in report_of(one, text="kubernetes:llm/vllm:nope").refused[0]
-    udp = a_slice("a", 1, endpoint("10.0.0.1"), ports=[{"port": 53, "protocol": "UDP"}])
-    assert up(report_of(udp)) == []
+    udp = endpoint_slice("a", 1, endpoint("10.0.0.1"), ports=[{"port": 53, "protocol": "UDP"}])
+    assert serving_hosts(report_of(udp)) == []
 
 
 def test_ipv4_and_ipv6_addresses_are_taken_and_others_refused() -> None:
-    six = a_slice("six", 1, endpoint("fd00::1"), kind="IPv6")
-    report = report_of(six, a_slice("four", 1, endpoint("10.0.0.1")), a_slice("empty", 1))
-    assert up(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
-    report = report_of(six, a_slice("x", 1, endpoint("a.b"), kind="FQDN"))
+    six = endpoint_slice("six", 1, endpoint("fd00::1"), kind="IPv6")
+    report = report_of(
+        six, endpoint_slice("four", 1, endpoint("10.0.0.1")), endpoint_slice("empty", 1)
+    )
+    assert serving_hosts(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
+    report = report_of(six, endpoint_slice("x", 1, endpoint("a.b"), kind="FQDN"))
     assert report.refused == ("slice 'x': addresses of type 'FQDN'; known: IPv4, IPv6",)
-    report = report_of(a_slice("x", 1, endpoint("10.0.0.1 evil"), endpoint("10.0.0.2")))
-    assert up(report) == ["10.0.0.2:8000"]
+    report = report_of(endpoint_slice("x", 1, endpoint("10.0.0.1 evil"), endpoint("10.0.0.2")))
+    assert serving_hosts(report) == ["10.0.0.2:8000"]
     assert "10.0.0.1 evil" in report.refused[0]
 
 
 def test_https_workers_have_the_services_name_as_server_name() -> None:
     report = report_of(
-        a_slice("a", 1, endpoint("10.0.0.1")), text="kubernetes:llm/vllm,scheme=https"
+        endpoint_slice("a", 1, endpoint("10.0.0.1")), text="kubernetes:llm/vllm,scheme=https"
     )
     assert report.workers is not None
     assert report.workers[0].spec.server_name == "vllm.llm.svc"
@@ -154,7 +156,7 @@ def test_events_lead_to_the_same_slices_as_a_fresh_list(history) -> None:
     slices = slices_in(b'{"metadata":{"resourceVersion":"1"}}')
     truth: dict[str, dict[str, Any]] = {}
     for version, (kind, name, addresses) in enumerate(history, 2):
-        one = a_slice(name, version, *map(endpoint, addresses))
+        one = endpoint_slice(name, version, *map(endpoint, addresses))
         if kind == "BOOKMARK":
             assert not slices.apply(bookmark(version))
         else:
@@ -163,7 +165,9 @@ def test_events_lead_to_the_same_slices_as_a_fresh_list(history) -> None:
             if kind != "DELETED":
                 truth[name] = one
         assert slices.version == str(version)
-    assert set(up(workers_of(slices.by_name, spec()))) == set(up(report_of(*truth.values())))
+    assert set(serving_hosts(workers_of(slices.by_name, spec()))) == set(
+        serving_hosts(report_of(*truth.values()))
+    )
 
 
 def test_an_expired_version_is_distinguished_from_other_errors() -> None:
@@ -175,7 +179,7 @@ def test_an_expired_version_is_distinguished_from_other_errors() -> None:
 
 
 @asynccontextmanager
-async def following(server: ApiServer) -> AsyncIterator[AsyncIterator[Report]]:
+async def followed_service(server: ApiServer) -> AsyncIterator[AsyncIterator[Report]]:
     """Yield the reports of a source at that server; each must come within ten seconds."""
     from kubernetes_asyncio.client import ApiClient, Configuration
 
@@ -195,103 +199,106 @@ async def following(server: ApiServer) -> AsyncIterator[AsyncIterator[Report]]:
 
 
 async def test_workers_of_a_service_are_added_stopped_and_removed() -> None:
-    async with api_server() as server, following(server) as told:
-        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1"), endpoint("10.0.0.2")))
-        assert up(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    async with api_server() as server, followed_service(server) as told:
+        server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1"), endpoint("10.0.0.2")))
+        assert serving_hosts(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
         watch = server.watch(0)
-        one = a_slice("a", 11, terminating("10.0.0.1"), endpoint("10.0.0.2"))
-        watch.says(event("MODIFIED", one))
+        one = endpoint_slice("a", 11, terminating("10.0.0.1"), endpoint("10.0.0.2"))
+        watch.send(event("MODIFIED", one))
         report = await anext(told)
-        assert (up(report), stopping(report)) == (["10.0.0.2:8000"], ["10.0.0.1:8000"])
-        watch.says(event("ADDED", a_slice("b", 12, endpoint("10.0.0.3"))), bookmark(40))
-        assert up(await anext(told)) == ["10.0.0.2:8000", "10.0.0.3:8000"]
-        watch.ends()  # by the server's timeout: begun anew from the bookmark, without a list
-        server.watch(1).says(event("DELETED", a_slice("a", 41)))
-        assert up(await anext(told)) == ["10.0.0.3:8000"]
+        assert (serving_hosts(report), stopping_hosts(report)) == (
+            ["10.0.0.2:8000"],
+            ["10.0.0.1:8000"],
+        )
+        watch.send(event("ADDED", endpoint_slice("b", 12, endpoint("10.0.0.3"))), bookmark(40))
+        assert serving_hosts(await anext(told)) == ["10.0.0.2:8000", "10.0.0.3:8000"]
+        watch.end()  # by the server's timeout: begun anew from the bookmark, without a list
+        server.watch(1).send(event("DELETED", endpoint_slice("a", 41)))
+        assert serving_hosts(await anext(told)) == ["10.0.0.3:8000"]
         assert server.watched == ["10", "40"]
         assert len(server.asked) == 3
         assert server.asked[1]["allowWatchBookmarks"] in ("true", "True")
 
 
 async def test_a_version_too_old_means_a_new_list() -> None:
-    async with api_server() as server, following(server) as told:
-        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
-        assert up(await anext(told)) == ["10.0.0.1:8000"]
+    async with api_server() as server, followed_service(server) as told:
+        server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1")))
+        assert serving_hosts(await anext(told)) == ["10.0.0.1:8000"]
         server.lists.clear()
-        server.lists_next(90, a_slice("b", 80, endpoint("10.0.0.2")))
-        server.watch(0).says(too_old())
-        assert up(await anext(told)) == ["10.0.0.2:8000"]
-        server.watch(1).says(event("MODIFIED", a_slice("b", 91)))
-        assert up(await anext(told)) == []
+        server.set_next_list(90, endpoint_slice("b", 80, endpoint("10.0.0.2")))
+        server.watch(0).send(too_old())
+        assert serving_hosts(await anext(told)) == ["10.0.0.2:8000"]
+        server.watch(1).send(event("MODIFIED", endpoint_slice("b", 91)))
+        assert serving_hosts(await anext(told)) == []
         assert server.watched == ["10", "90"]
 
 
 @pytest.mark.parametrize("trouble", ["garbage", "error"])
 async def test_an_error_in_a_watch_is_reported_and_a_new_list_follows(trouble: str) -> None:
-    async with api_server() as server, following(server) as told:
-        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
+    async with api_server() as server, followed_service(server) as told:
+        server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)
         watch = server.watch(0)
         if trouble == "garbage":
-            watch.says(b"<html>proxy</html>\n")
+            watch.send(b"<html>proxy</html>\n")
         else:
-            watch.says(event("ERROR", {"code": 500, "reason": "InternalError"}))
+            watch.send(event("ERROR", {"code": 500, "reason": "InternalError"}))
         report = await anext(told)
         assert report.workers is None
         assert report.trouble.startswith("Kubernetes API: ")
         server.lists.clear()
-        server.lists_next(20, a_slice("a", 19, endpoint("10.0.0.9")))
-        assert up(await anext(told)) == ["10.0.0.9:8000"]
+        server.set_next_list(20, endpoint_slice("a", 19, endpoint("10.0.0.9")))
+        assert serving_hosts(await anext(told)) == ["10.0.0.9:8000"]
 
 
 async def test_a_broken_watch_resumes_at_its_last_version() -> None:
-    async with api_server() as server, following(server) as told:
-        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
+    async with api_server() as server, followed_service(server) as told:
+        server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)
-        server.watch(0).says(bookmark(30))
-        server.watch(0).breaks()
+        server.watch(0).send(bookmark(30))
+        server.watch(0).break_off()
         assert (await anext(told)).workers is None
-        assert up(await anext(told)) == ["10.0.0.1:8000"]
-        server.watch(1).says(event("ADDED", a_slice("b", 31, endpoint("10.0.0.2"))))
-        assert up(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+        assert serving_hosts(await anext(told)) == ["10.0.0.1:8000"]
+        server.watch(1).send(event("ADDED", endpoint_slice("b", 31, endpoint("10.0.0.2"))))
+        assert serving_hosts(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
         assert server.watched == ["10", "30"]
         assert len(server.asked) == 3
 
 
 async def test_missing_rights_and_a_failing_api_server_are_reported() -> None:
-    async with api_server() as server, following(server) as told:
+    async with api_server() as server, followed_service(server) as told:
         server.status = 403
         assert "may not list and watch endpointslices" in (await anext(told)).trouble
         server.status = 503
         assert (await anext(told)).trouble == "Kubernetes API: it answers 503"
         server.status, server.lists = 200, type(server.lists)([b"[]"])
         assert "no list of endpointslices" in (await anext(told)).trouble
-        server.lists_next(3, a_slice("a", 2, endpoint("10.0.0.1")))
+        server.set_next_list(3, endpoint_slice("a", 2, endpoint("10.0.0.1")))
         report = await anext(told)
         while report.workers is None:
             report = await anext(told)
-        assert up(report) == ["10.0.0.1:8000"]
+        assert serving_hosts(report) == ["10.0.0.1:8000"]
 
 
 async def test_a_slow_or_too_long_list_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_ANSWER_S", 0.05)
     monkeypatch.setattr(kubernetes_watch, "_MAX_LIST_BYTES", 1_000)
-    async with api_server() as server, following(server) as told:
+    async with api_server() as server, followed_service(server) as told:
         server.lists.append(b"x" * 2_000)
         assert "a list of more than 1000 bytes" in (await anext(told)).trouble
     reader = await asyncio.start_server(lambda r, w: asyncio.Event().wait(), "127.0.0.1", 0)
     slow = ApiServer(f"http://127.0.0.1:{reader.sockets[0].getsockname()[1]}")
-    async with following(slow) as told:
+    async with followed_service(slow) as told:
         assert (await anext(told)).trouble == "Kubernetes API: TimeoutError"
     reader.close()
 
 
 async def test_an_event_above_the_size_limit_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_MAX_LINE_BYTES", 500)
-    async with api_server() as server, following(server) as told:
-        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
+    async with api_server() as server, followed_service(server) as told:
+        server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)
-        server.watch(0).says(json.dumps({"x": "y" * 2_000}).encode())
+        server.watch(0).send(json.dumps({"x": "y" * 2_000}).encode())
         assert "an event of more than 500 bytes" in (await anext(told)).trouble
 
 

@@ -17,7 +17,7 @@ from router.fleet.sources import Report, SourceTrust
 from router.picker.picked import PickerTerms
 from tests.router.discovery.discovery_support import world
 from tests.router.discovery.kubernetes_api import KubernetesApi, objective, pod, pool
-from tests.router.discovery.pool_following import MINE, Following, following, spec
+from tests.router.discovery.pool_following import MINE, FollowedPool, followed_pool, spec
 from tests.router.waiting import until
 
 KIND = "inferenceobjectives"
@@ -31,21 +31,21 @@ def priorities_of(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
 
 
 @asynccontextmanager
-async def pool_with_objectives() -> AsyncIterator[tuple[KubernetesApi, Following]]:
+async def pool_with_objectives() -> AsyncIterator[tuple[KubernetesApi, FollowedPool]]:
     """Yield an API server with a pool of one worker that is up and no objectives yet, and the
     reader of its reports.
     """
-    async with following(objectives=True) as (api, one):
+    async with followed_pool(objectives=True) as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
+        await one.until_serving("10.0.0.1")
         yield api, one
 
 
-async def until_priorities(one: Following, **priorities: int) -> None:
+async def until_priorities(one: FollowedPool, **priorities: int) -> None:
     """Wait until a report without trouble has exactly these priorities, and the worker is up."""
     await one.until(lambda r: r.objectives == priorities and not r.trouble, f"{priorities}")
-    assert one.believed() == ["10.0.0.1:8000"]
+    assert one.trusted_workers() == ["10.0.0.1:8000"]
 
 
 def test_priorities_of_objectives_are_negated_and_default_to_0() -> None:
@@ -110,10 +110,10 @@ async def test_changes_and_deletions_of_objectives_are_followed() -> None:
 
 
 async def test_a_router_that_is_not_an_endpoint_picker_reads_no_objectives() -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        report = await one.is_up("10.0.0.1")
+        report = await one.until_serving("10.0.0.1")
         assert report.objectives is None
         assert KIND not in {kind for kind, _ in api.asked}
 
@@ -124,18 +124,18 @@ async def test_an_objective_left_out_is_reported_and_workers_stay() -> None:
         report = await one.until(lambda r: bool(r.refused))
         assert report.objectives == {}
         assert one.trust.refused[0].startswith("InferenceObjectives left out: 1; 'far'")
-        assert one.believed() == ["10.0.0.1:8000"]
+        assert one.trusted_workers() == ["10.0.0.1:8000"]
 
 
 async def test_a_missing_crd_is_logged_once_and_listed_again_later(monkeypatch, caplog) -> None:
     monkeypatch.setattr(kubernetes_watch, "_AGAIN_S", (0.01, 0.02))
     caplog.set_level(logging.INFO, "router.discovery")
-    async with following(objectives=True) as (api, one):
+    async with followed_pool(objectives=True) as (api, one):
         api.illnesses[KIND] = "unknown"
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await api.asked_again(KIND, 4)
-        report = await one.is_up("10.0.0.1")
+        await api.until_requested(KIND, 4)
+        report = await one.until_serving("10.0.0.1")
         assert report.objectives is None
         (told,) = (one for one in caplog.records if one.name == kubernetes_watch.__name__)
         assert told.levelno == logging.INFO
@@ -152,12 +152,12 @@ async def test_a_missing_crd_is_logged_once_and_listed_again_later(monkeypatch, 
     [("forbidden", "403: the account may not list and watch inferenceobj"), ("refuses", "503")],
 )
 async def test_workers_serve_while_objectives_cannot_be_read(illness, says) -> None:
-    async with following(objectives=True) as (api, one):
+    async with followed_pool(objectives=True) as (api, one):
         api.illnesses[KIND] = illness
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
         await one.until(lambda r: says in r.trouble and bool(r.workers))
-        assert one.believed() == ["10.0.0.1:8000"]
+        assert one.trusted_workers() == ["10.0.0.1:8000"]
         api.illnesses.clear()
         await until_priorities(one)
 
@@ -169,7 +169,7 @@ async def test_an_invalid_objective_is_reported_and_the_last_priorities_stay() -
         await api.put(KIND, objective("urgent", "chat", "much"))
         await one.until(lambda r: "no list of inferenceobjectives" in r.trouble)
         assert one.trust.objectives == {"urgent": -10}
-        assert one.believed() == ["10.0.0.1:8000"]
+        assert one.trusted_workers() == ["10.0.0.1:8000"]
         await api.put(KIND, objective("urgent", "chat", 11))
         await until_priorities(one, urgent=-11)
 
@@ -180,8 +180,8 @@ async def test_a_watch_that_ends_or_expires_loses_nothing(harm) -> None:
         await api.put(KIND, objective("urgent", "chat", 10))
         await api.put(KIND, objective("batch", "chat", -5))
         await until_priorities(one, urgent=-10, batch=5)
-        await api.watching(KIND)
-        await api.say(harm)
+        await api.until_watched(KIND)
+        await api.send_to_watches(harm)
         await api.delete(KIND, "batch")
         await api.put(KIND, objective("urgent", "chat", 20))
         await until_priorities(one, urgent=-20)

@@ -33,7 +33,13 @@ from router.engines.spec import WorkerSpec
 from router.fleet.sources import Report
 from tests.router.discovery.kubernetes_api import KubernetesApi, pod, pool
 from tests.router.discovery.kubernetes_server import hosts
-from tests.router.discovery.pool_following import MINE, Following, following, spec, up
+from tests.router.discovery.pool_following import (
+    MINE,
+    FollowedPool,
+    followed_pool,
+    serving_hosts,
+    spec,
+)
 
 OTHERS = {"app": "sglang"}
 
@@ -47,7 +53,7 @@ def report_of(*pods: dict[str, Any], of: PoolTerms | None = None, text: str = ""
     return workers_in(by_name, of or terms(), spec(f"inferencepool:llm/chat{text}"))[0]
 
 
-def stopping(report: Report) -> list[str]:
+def stopping_hosts(report: Report) -> list[str]:
     assert report.workers is not None, report.trouble
     return hosts(one.spec.url for one in report.workers if one.stopping)
 
@@ -69,8 +75,8 @@ def test_a_pod_is_a_worker_from_its_readiness_to_its_deletion() -> None:
         {"metadata": {"name": "null"}, "status": {"podIP": None, "conditions": None}},
         pod("six", "fd00::1", MINE),
     )
-    assert up(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
-    assert stopping(report) == ["10.0.0.4:8000", "10.0.0.5:8000"]
+    assert serving_hosts(report) == ["10.0.0.1:8000", "[fd00::1]:8000"]
+    assert stopping_hosts(report) == ["10.0.0.4:8000", "10.0.0.5:8000"]
 
 
 def test_each_target_port_is_a_worker_unless_a_pod_limits_its_active_ports() -> None:
@@ -82,7 +88,12 @@ def test_each_target_port_is_a_worker_unless_a_pod_limits_its_active_ports() -> 
         pod("d", "10.0.0.4", MINE, notes={new: ""}),
         of=terms(8000, 8001),
     )
-    assert up(report) == ["10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8000"]
+    assert serving_hosts(report) == [
+        "10.0.0.1:8000",
+        "10.0.0.1:8001",
+        "10.0.0.2:8001",
+        "10.0.0.3:8000",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +144,7 @@ def test_a_pod_annotation_sets_options_and_event_ports_count_up_by_port() -> Non
 def test_a_pod_with_an_invalid_annotation_is_left_out_and_reported(note, says) -> None:
     bad = pod("bad", "10.0.0.1", MINE, notes={"warmroute.io/worker": note})
     report = report_of(bad, pod("good", "10.0.0.2", MINE))
-    assert up(report) == ["10.0.0.2:8000"]
+    assert serving_hosts(report) == ["10.0.0.2:8000"]
     (refused,) = report.refused
     assert refused.startswith("pod 'bad': ")
     assert says in refused
@@ -143,7 +154,7 @@ def test_an_unknown_role_and_an_invalid_address_are_reported() -> None:
     report = report_of(
         pod("a", "10.0.0.1", MINE | {"llm-d.ai/role": "encode"}), pod("b", "evil,x=1", MINE)
     )
-    assert up(report) == []
+    assert serving_hosts(report) == []
     assert "llm-d.ai/role is 'encode'" in report.refused[0]
     assert "pod 'b'" in report.refused[1]
 
@@ -241,101 +252,101 @@ def test_only_the_fields_in_use_are_kept_of_a_pod() -> None:
 
 
 async def test_changes_of_a_pool_and_its_pods_are_followed() -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         report = await one.until(lambda r: bool(r.trouble))
         assert report == Report((), "no InferencePool llm/chat")
         await api.put("pods", pod("a", "10.0.0.1", MINE))
         await api.put("pods", pod("x", "10.0.0.8", OTHERS))
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("inferencepools", pool("other", OTHERS, 9000))
-        await one.is_up("10.0.0.1")
+        await one.until_serving("10.0.0.1")
         await api.put("pods", pod("b", "10.0.0.2", MINE, ready=False))
         await api.put("pods", pod("b", "10.0.0.2", MINE))
-        await one.is_up("10.0.0.1", "10.0.0.2")
+        await one.until_serving("10.0.0.1", "10.0.0.2")
         await api.put("inferencepools", pool("chat", MINE, 8000, 8001))  # more ports
-        await one.is_up("10.0.0.1", "10.0.0.1:8001", "10.0.0.2", "10.0.0.2:8001")
+        await one.until_serving("10.0.0.1", "10.0.0.1:8001", "10.0.0.2", "10.0.0.2:8001")
         await api.put("inferencepools", pool("chat", OTHERS, 8000))  # other pods
-        await one.is_up("10.0.0.8")
+        await one.until_serving("10.0.0.8")
         await api.delete("inferencepools", "chat")
         report = await one.until(lambda r: r.trouble == "no InferencePool llm/chat")
-        assert up(report) == []
-        assert one.believed() == [], "a pool that was deleted is no outage"
+        assert serving_hosts(report) == []
+        assert one.trusted_workers() == [], "a pool that was deleted is no outage"
         await api.put("inferencepools", pool("chat", MINE, 8000))
-        await one.is_up("10.0.0.1", "10.0.0.2")
+        await one.until_serving("10.0.0.1", "10.0.0.2")
         assert api.lists("inferencepools") == 1
 
 
 async def test_a_deleted_pod_is_removed_at_once_even_the_last_one() -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
         await api.put("pods", pod("b", "10.0.0.2", MINE))
-        await one.is_up("10.0.0.1", "10.0.0.2")
+        await one.until_serving("10.0.0.1", "10.0.0.2")
         await api.put("pods", pod("a", "10.0.0.1", MINE, deleted=True))
-        assert stopping(await one.is_up("10.0.0.2")) == ["10.0.0.1:8000"]
+        assert stopping_hosts(await one.until_serving("10.0.0.2")) == ["10.0.0.1:8000"]
         await api.delete("pods", "a")
-        await one.until(lambda r: not stopping(r))
+        await one.until(lambda r: not stopping_hosts(r))
         await api.delete("pods", "b")  # at once, without a grace period
-        await one.is_up()
-        assert one.believed() == []
+        await one.until_serving()
+        assert one.trusted_workers() == []
         # One that is not ready may be cut off from its node only: its probes decide.
         await api.put("pods", pod("c", "10.0.0.3", MINE))
-        await one.is_up("10.0.0.3")
+        await one.until_serving("10.0.0.3")
         await api.put("pods", pod("c", "10.0.0.3", MINE, ready=False))
-        await one.is_up()
-        assert one.believed() == ["10.0.0.3:8000"]
+        await one.until_serving()
+        assert one.trusted_workers() == ["10.0.0.3:8000"]
         await api.delete("pods", "c")
-        await one.until(lambda _: one.believed() == [])
+        await one.until(lambda _: one.trusted_workers() == [])
 
 
 async def test_events_that_change_no_worker_are_not_reported() -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
+        await one.until_serving("10.0.0.1")
         told = len(one.reports)
         for turn in range(20):
             notes = {"example.com/turn": str(turn)}
             await api.put("pods", pod("a", "10.0.0.1", MINE, notes=notes))
             await api.put("pods", pod("late", None, MINE, ready=False))
         await api.put("pods", pod("b", "10.0.0.2", MINE))
-        await one.is_up("10.0.0.1", "10.0.0.2")
+        await one.until_serving("10.0.0.1", "10.0.0.2")
         assert len(one.reports) == told + 1
 
 
 async def test_a_long_list_comes_in_pages_and_restarts_if_a_page_has_expired(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_PAGE", 3)
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         for n in range(10):
             await api.put("pods", pod(f"p{n}", f"10.0.0.{n}", MINE))
         await api.put("inferencepools", pool("chat", MINE, 8000))
-        await one.is_up(*(f"10.0.0.{n}" for n in range(10)))
+        await one.until_serving(*(f"10.0.0.{n}" for n in range(10)))
         pages = [q.get("continue") for k, q in api.asked if k == "pods" and "watch" not in q]
         assert len(pages) == 4
         assert pages[0] is None
 
 
 async def test_a_watch_that_ended_or_broke_resumes_at_its_last_version() -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
+        await one.until_serving("10.0.0.1")
         for n, harm in enumerate(["bookmark", "end", "break", "bookmark", "break"], 2):
-            await api.watching("pods")
-            await api.say(harm)  # type: ignore[arg-type]
+            await api.until_watched("pods")
+            await api.send_to_watches(harm)  # type: ignore[arg-type]
             await api.put("pods", pod(f"p{n}", f"10.0.0.{n}", MINE))
-            await one.is_up(*(f"10.0.0.{k}" for k in range(1, n + 1)))
+            await one.until_serving(*(f"10.0.0.{k}" for k in range(1, n + 1)))
         assert api.lists("pods") == 1
         assert len(api.watched("pods")) > 3
 
 
 @pytest.mark.parametrize("harm", ["expire", "garbage", "compact"])
 async def test_an_expired_version_or_an_invalid_answer_means_a_new_list(harm) -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
-        await api.watching("pods")
+        await one.until_serving("10.0.0.1")
+        await api.until_watched("pods")
         if harm == "compact":  # while nobody watches: what happened meanwhile is not told
             await api.stop()
             await api.delete("pods", "a")
@@ -343,11 +354,13 @@ async def test_an_expired_version_or_an_invalid_answer_means_a_new_list(harm) ->
             await api.compact()
             await api.start()
         else:
-            await api.say(harm)
+            await api.send_to_watches(harm)
             await api.delete("pods", "a")
             await api.put("pods", pod("b", "10.0.0.2", MINE))
-        await one.is_up("10.0.0.2")
-        assert one.believed() == ["10.0.0.2:8000"], "the list shows that the other one was deleted"
+        await one.until_serving("10.0.0.2")
+        assert one.trusted_workers() == ["10.0.0.2:8000"], (
+            "the list shows that the other one was deleted"
+        )
         assert api.lists("pods") == 2
 
 
@@ -361,7 +374,7 @@ async def test_an_expired_version_or_an_invalid_answer_means_a_new_list(harm) ->
     ],
 )
 async def test_an_api_error_is_reported_and_the_request_repeated(illness, says) -> None:
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         api.illness = illness
         report = await one.until(lambda r: bool(r.trouble))
         assert report.workers is None
@@ -369,24 +382,24 @@ async def test_an_api_error_is_reported_and_the_request_repeated(illness, says) 
         api.illness = ""
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
+        await one.until_serving("10.0.0.1")
 
 
 async def test_a_hanging_api_request_times_out_and_the_workers_stay(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "_ANSWER_S", 0.05)
-    async with following() as (api, one):
+    async with followed_pool() as (api, one):
         await api.put("inferencepools", pool("chat", MINE, 8000))
         await api.put("pods", pod("a", "10.0.0.1", MINE))
-        await one.is_up("10.0.0.1")
-        await api.watching("pods")
+        await one.until_serving("10.0.0.1")
+        await api.until_watched("pods")
         api.illness = "hangs"
-        await api.say("end")
+        await api.send_to_watches("end")
         report = await one.until(lambda r: bool(r.trouble))
         assert report.workers is None
-        assert one.believed() == ["10.0.0.1:8000"]
+        assert one.trusted_workers() == ["10.0.0.1:8000"]
         api.illness = ""
         await api.put("pods", pod("b", "10.0.0.2", MINE))
-        await one.is_up("10.0.0.1", "10.0.0.2")
+        await one.until_serving("10.0.0.1", "10.0.0.2")
         assert api.lists("pods") == 1
 
 
@@ -430,7 +443,7 @@ _STEPS = st.one_of(
 )
 
 
-async def _apply_step(api: KubernetesApi, one: Following, step: tuple[Any, ...]) -> None:
+async def _apply_step(api: KubernetesApi, one: FollowedPool, step: tuple[Any, ...]) -> None:
     match step:
         case ("pod", name, address, labels, state, active):
             notes = None if active is None else {"llm-d.ai/active-ports": active}
@@ -448,7 +461,7 @@ async def _apply_step(api: KubernetesApi, one: Following, step: tuple[Any, ...])
             await api.stop()
             await api.start()
         case ("say", what):
-            await api.say(what)
+            await api.send_to_watches(what)
         case ("settle",):
             await _check_settled(api, one)
 
@@ -481,7 +494,7 @@ def _expected_workers(api: KubernetesApi) -> tuple[set[str], set[str], set[str]]
     return ready, unready, leaving
 
 
-async def _check_settled(api: KubernetesApi, one: Following) -> None:
+async def _check_settled(api: KubernetesApi, one: FollowedPool) -> None:
     """Wait until the source reports the API server's state; then check that the trusted workers
     follow from it.
     """
@@ -493,19 +506,19 @@ async def _check_settled(api: KubernetesApi, one: Following) -> None:
         return (
             report.workers is not None
             and report.trouble == said
-            and set(up(report)) == ready
-            and set(stopping(report)) == leaving - ready
+            and set(serving_hosts(report)) == ready
+            and set(stopping_hosts(report)) == leaving - ready
         )
 
     await one.until(reached, f"{ready} {leaving}")
-    believed = set(one.believed())
+    believed = set(one.trusted_workers())
     assert ready <= believed <= ready | (unready - leaving), "who was deleted gets nothing more"
 
 
 @given(st.lists(_STEPS, max_size=14))
 def test_after_any_history_the_workers_equal_those_of_the_api_server(history) -> None:
     async def play() -> None:
-        async with following() as (api, one):
+        async with followed_pool() as (api, one):
             for step in [("pool", MINE, 1), *history, ("settle",)]:
                 await _apply_step(api, one, step)
 

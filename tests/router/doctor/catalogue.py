@@ -61,7 +61,7 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def one(
+def single_model(
     configured: dict[str, Any], figures: dict[str, Any], gauges: Any = "", **facts: Any
 ) -> Evidence:
     """Return the doctor's evidence of a Triton with one model."""
@@ -75,7 +75,7 @@ def llm(gauges: dict[str, Any], params: dict[str, str] | None = None, **facts: A
     fields = facts.pop("fields", {})
     made = config(**(LLM | {"parameters": parameters(**(params or {}))} | fields))
     figures = ran("tensorrt_llm", {1: (40, 0.2)})
-    return one(made, figures, trt(**(HEALTHY | gauges)), **facts)
+    return single_model(made, figures, trt(**(HEALTHY | gauges)), **facts)
 
 
 def failures(count: int) -> list[str]:
@@ -103,85 +103,85 @@ SCHEDULER = (
         1,
         (SLOW, "mean batch 1 of 8"),
         "dynamic_batching",
-        one(config(dynamic_batching=None), ALONE),
-        one(config(), TOGETHER),
+        single_model(config(dynamic_batching=None), ALONE),
+        single_model(config(), TOGETHER),
     ),
     Case(
         2,
         ("max_batch_size is 0", "140 ms"),
         "max_batch_size",
-        one(config(max_batch_size=0), ALONE),
-        one(config(), TOGETHER),
+        single_model(config(max_batch_size=0), ALONE),
+        single_model(config(), TOGETHER),
     ),
     Case(
         3,
         (SLOW, "INPUT may have any length"),
         "input INPUT: allow_ragged",
-        one(config(input=FREE), ALONE),
-        one(config(input=RAGGED), TOGETHER),
+        single_model(config(input=FREE), ALONE),
+        single_model(config(input=RAGGED), TOGETHER),
     ),
     Case(
         4,
         (SLOW, "MORE are optional"),
         "inputs of requests",
-        one(config(input=OPTIONAL), ALONE),
-        one(config(input=OPTIONAL), TOGETHER),
+        single_model(config(input=OPTIONAL), ALONE),
+        single_model(config(input=OPTIONAL), TOGETHER),
     ),
     Case(
         5,
         ("4 instances", "93.3 % of executions"),
         "instance_group.count",
-        one(config(instance_group=instances(4)), SPREAD),
-        one(config(), TOGETHER),
+        single_model(config(instance_group=instances(4)), SPREAD),
+        single_model(config(), TOGETHER),
     ),
     Case(
         6,
         ("take 120 ms", "100 ms of it is the delay of 100 ms"),
         "dynamic_batching.max_queue",
-        one(config(dynamic_batching=DELAY), LONE),
-        one(config(), QUIET),
+        single_model(config(dynamic_batching=DELAY), LONE),
+        single_model(config(), QUIET),
     ),
     Case(
         7,
         ("5 requests a second of 20 ms", "0.1 in flight", "10 % busy"),
         None,
-        one(config(), ran(sizes={1: (50, 20.0)})),
-        one(config(), QUIET),
+        single_model(config(), ran(sizes={1: (50, 20.0)})),
+        single_model(config(), QUIET),
     ),
     Case(
         8,
         ("max_queue_size is 2", "17 requests were refused"),
         "dynamic_batching.default_queue_policy.max_queue_size",
-        one(queue(max_queue_size=2), TOGETHER, router=router(8, 8, refused={URL: 17.0})),
-        one(queue(max_queue_size=2), TOGETHER, router=router(8, 8, refused={URL: 0.0})),
+        single_model(queue(max_queue_size=2), TOGETHER, router=router(8, 8, refused={URL: 17.0})),
+        single_model(queue(max_queue_size=2), TOGETHER, router=router(8, 8, refused={URL: 0.0})),
     ),
     Case(
         9,
         ("12 requests were rejected", "timeout 50 ms", "mean wait 11 ms"),
         "dynamic_batching.default_queue_policy.default_timeout",
-        one(queue(default_timeout_microseconds=50_000), TOGETHER, failures(12)),
-        one(queue(default_timeout_microseconds=50_000), TOGETHER, failures(0)),
+        single_model(queue(default_timeout_microseconds=50_000), TOGETHER, failures(12)),
+        single_model(queue(default_timeout_microseconds=50_000), TOGETHER, failures(0)),
     ),
     Case(
         10,
         ("R x 4", "22.5 % busy"),
         "instance_group.rate_limiter",
-        one(LIMITED, ran(sizes={1: (450, 20.0)}, queue_ms=140.0)),
-        one(LIMITED, TOGETHER),
+        single_model(LIMITED, ran(sizes={1: (450, 20.0)}, queue_ms=140.0)),
+        single_model(LIMITED, TOGETHER),
     ),
     Case(
         11,
         ("6 wait on average", "8 slots", "idle for 5,000 ms"),
         "sequences of clients",
-        one(HELD, ran(sizes={1: (40, 20.0)}, queue_ms=900.0), PENDING),
-        one(HELD, QUIET),
+        single_model(HELD, ran(sizes={1: (40, 20.0)}, queue_ms=900.0), PENDING),
+        single_model(HELD, QUIET),
     ),
     Case(
         12,
         ("90 of 100 requests were answered by the response cache",),
         None,
-        one(config(), ran(sizes={2: (5, 20.0)}, cache_hits=90)),
-        one(config(), QUIET),
+        single_model(config(), ran(sizes={2: (5, 20.0)}, cache_hits=90)),
+        single_model(config(), QUIET),
     ),
 )
 
@@ -336,13 +336,13 @@ FULL = ran(sizes={1: (1, 10.0), 8: (123, 80.0)}, queue_ms=120.0)
 FLAT = ran(sizes={1: (1, 10.0), 8: (480, 20.0)}, queue_ms=30.0)
 
 
-def two(*figures: dict[str, Any], **facts: Any) -> Evidence:
+def two_workers(*figures: dict[str, Any], **facts: Any) -> Evidence:
     return pool(
         *(triton([config()], f, url=u) for f, u in zip(figures, URLS, strict=False)), **facts
     )
 
 
-def drifted(**fields: Any) -> Evidence:
+def two_configurations(**fields: Any) -> Evidence:
     return pool(
         triton([config()], QUIET, url=URLS[0]), triton([config(**fields)], QUIET, url=URLS[1])
     )
@@ -364,8 +364,8 @@ PYTHON_AND_POOL = (
         27,
         ("4 workers", "60 requests a second of 20 ms"),
         "workers that get requests",
-        two(*[ran(sizes={1: (150, 20.0)}, queue_ms=1.0)] * 4),
-        two(*[QUIET] * 4),
+        two_workers(*[ran(sizes={1: (150, 20.0)}, queue_ms=1.0)] * 4),
+        two_workers(*[QUIET] * 4),
     ),
     Case(
         28,
@@ -378,15 +378,17 @@ PYTHON_AND_POOL = (
         29,
         ("one request at a time", "90 % busy", "140 ms each"),
         "instance_group.count",
-        one(PYTHON, ALONE),
-        one(PYTHON | {"instance_group": instances(8)}, ran(sizes={1: (900, 20.0)}, queue_ms=1.0)),
+        single_model(PYTHON, ALONE),
+        single_model(
+            PYTHON | {"instance_group": instances(8)}, ran(sizes={1: (900, 20.0)}, queue_ms=1.0)
+        ),
     ),
     Case(
         30,
         ("14 requests were refused",),
         "m: model_transaction_policy.decoupled",
-        one(STREAMS, QUIET, texts={"decoupled": 14}),
-        one(DECOUPLED, ANSWERS),
+        single_model(STREAMS, QUIET, texts={"decoupled": 14}),
+        single_model(DECOUPLED, ANSWERS),
     ),
     Case(
         31,
@@ -405,66 +407,66 @@ PYTHON_AND_POOL = (
         32,
         ("40 requests run in a model of 1",),
         "requests running in model.py",
-        one(
+        single_model(
             DECOUPLED,
             ANSWERS,
             router=router(40, 40, by_url={URL: (20.0, 25.0, 30.0, 35.0, 40.0)}),
         ),
-        one(DECOUPLED, ANSWERS, router=router(3, 3, by_url={URL: (3.0,) * 5})),
+        single_model(DECOUPLED, ANSWERS, router=router(3, 3, by_url={URL: (3.0,) * 5})),
     ),
     Case(
         33,
         ("3 instances of m", "93.8 % full"),
         "m: instance_group.count",
-        one(config(instance_group=instances(3)), QUIET, MEMORY),
-        one(config(instance_group=instances(3)), QUIET, ROOMY),
+        single_model(config(instance_group=instances(3)), QUIET, MEMORY),
+        single_model(config(instance_group=instances(3)), QUIET, ROOMY),
     ),
     Case(
         34,
         ("4 times",),
         "/dev/shm",
-        one(config(), QUIET, texts={"shared_memory": 4}),
-        one(config(), QUIET),
+        single_model(config(), QUIET, texts={"shared_memory": 4}),
+        single_model(config(), QUIET),
     ),
     Case(
         35,
         ("each of 1 client connections", "90 % busy"),
         "connections of clients",
-        one(config(), SYNCHRONOUS),
-        one(config(), TOGETHER),
+        single_model(config(), SYNCHRONOUS),
+        single_model(config(), TOGETHER),
     ),
     Case(
         36,
         ("batches are full", "a batch of 8 takes 80 ms, one of 1 10 ms"),
         None,
-        one(config(), FULL),
-        one(config(), FLAT),
+        single_model(config(), FULL),
+        single_model(config(), FLAT),
     ),
     Case(
         37,
         ("http://gpu1:8000 has 28", "the 3 others"),
         "routing rule",
-        two(BUSY, IDLE, IDLE, IDLE),
-        two(TOGETHER, TOGETHER, TOGETHER, TOGETHER),
+        two_workers(BUSY, IDLE, IDLE, IDLE),
+        two_workers(TOGETHER, TOGETHER, TOGETHER, TOGETHER),
     ),
     Case(
         38,
         ("1 settings differ",),
         f"{URLS[1]} m: max_batch_size",
-        drifted(max_batch_size=4),
-        drifted(),
+        two_configurations(max_batch_size=4),
+        two_configurations(),
     ),
     Case(
         39,
         ("all the load", "the 1 others had none"),
         "what is balanced",
-        two(BUSY, ran()),
-        two(TOGETHER, TOGETHER),
+        two_workers(BUSY, ran()),
+        two_workers(TOGETHER, TOGETHER),
     ),
 )
 
 
-def others() -> dict[str, tuple[int, Evidence, Evidence]]:
+def other_engines() -> dict[str, tuple[int, Evidence, Evidence]]:
     """Return the same causes at engines other than Triton: name -> cause, pool with it, pool
     without it.
     """

@@ -8,9 +8,9 @@ import pytest
 
 from router.doctor.evidence import Evidence
 from router.doctor.judge import CAUSES, judge
-from tests.router.doctor.catalogue import CASES, Case, others
+from tests.router.doctor.catalogue import CASES, Case, other_engines
 
-OTHERS = others()
+OTHERS = other_engines()
 
 
 def test_the_catalogue_has_all_causes_and_each_has_a_test_case() -> None:

@@ -12,7 +12,16 @@ import pytest
 
 from router.doctor.evidence import Evidence
 from router.doctor.judge import judge
-from tests.router.doctor.catalogue import ALONE, FREE, LLM, MEMORY, QUIET, TOGETHER, llm, one
+from tests.router.doctor.catalogue import (
+    ALONE,
+    FREE,
+    LLM,
+    MEMORY,
+    QUIET,
+    TOGETHER,
+    llm,
+    single_model,
+)
 from tests.router.doctor.pools import (
     URL,
     URLS,
@@ -68,7 +77,7 @@ MIXED = {
     ),
     "shapes, and a queue that refuses": Mixed(
         (3, 8),
-        one(
+        single_model(
             config(input=FREE, dynamic_batching=_QUEUE),
             ALONE,
             router=router(8, 8, refused={URL: 5.0}),
@@ -94,7 +103,7 @@ MIXED = {
     ),
     "refusals of two kinds": Mixed(
         (8, 9),
-        one(
+        single_model(
             config(dynamic_batching=_QUEUE),
             TOGETHER,
             router=router(8, 8, refused={URL: 90.0}),
@@ -158,8 +167,8 @@ HEALTHY = {
     "an ensemble, whose queue is none": pool(
         triton([_ENSEMBLE, config()], ran("ensemble", requests=800), QUIET)
     ),
-    "nothing but the warm-up": one(config(), ran()),
-    "a decoupled Python model, whose times end early": one(
+    "nothing but the warm-up": single_model(config(), ran()),
+    "a decoupled Python model, whose times end early": single_model(
         config(
             max_batch_size=0,
             dynamic_batching=None,
@@ -167,7 +176,7 @@ HEALTHY = {
         ),
         ran(sizes={1: (300, 0.1)}),
     ),
-    "copies of a Python model that are busy one by one": one(
+    "copies of a Python model that are busy one by one": single_model(
         config(instance_group=instances(4)), ran(sizes={4: (1500, 21.0)}, queue_ms=9.0)
     ),
     "copies of an engine, each on devices of its own": llm(
@@ -231,12 +240,12 @@ def test_cached_answers_are_not_reported_as_too_little_load(singles: int) -> Non
     """
     configured = config(response_cache={"enable": True}, instance_group=instances(2))
     figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
-    assert [found.number for found in judge(one(configured, figures))] == [12]
+    assert [found.number for found in judge(single_model(configured, figures))] == [12]
 
 
 def test_too_little_load_is_reported_beside_a_rarely_used_cache() -> None:
     figures = ran(sizes={1: (75, 20.0)}, queue_ms=1.0, cache_hits=25)
-    found = judge(one(config(response_cache={"enable": True}), figures))
+    found = judge(single_model(config(response_cache={"enable": True}), figures))
     assert sorted(each.number for each in found) == [7, 12]
 
 
@@ -250,7 +259,7 @@ def test_only_executed_requests_count_when_judging_concurrency(
     delayed = {"max_queue_delay_microseconds": "20000"}
     configured = config(response_cache={"enable": True}, dynamic_batching=delayed)
     figures = ran(sizes={1: (count, 20.0)}, queue_ms=20.0, cache_hits=4000)
-    assert {found.number for found in judge(one(configured, figures))} == set(numbers)
+    assert {found.number for found in judge(single_model(configured, figures))} == set(numbers)
 
 
 def test_answers_from_the_cache_do_not_hide_waiting_requests() -> None:
@@ -259,7 +268,7 @@ def test_answers_from_the_cache_do_not_hide_waiting_requests() -> None:
     """
     configured = config(response_cache={"enable": True}, dynamic_batching=None)
     figures = ran(sizes={1: (100, 20.0)}, queue_ms=60.0, cache_hits=900)
-    assert [found.number for found in judge(one(configured, figures))] == [1, 12]
+    assert [found.number for found in judge(single_model(configured, figures))] == [1, 12]
 
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
@@ -269,4 +278,4 @@ def test_a_few_slow_batches_do_not_set_the_batch_time(joined: int, numbers: list
     """
     configured = config(instance_group=instances(4))
     figures = ran(sizes={1: (700, 20.0), 2: (joined, 36.0)}, queue_ms=10.0)
-    assert [found.number for found in judge(one(configured, figures))] == numbers
+    assert [found.number for found in judge(single_model(configured, figures))] == numbers

@@ -31,7 +31,7 @@ async def connecting(one: Rig, live: str, topic: bytes) -> AsyncIterator[Publish
         engine.pub.setsockopt(zmq.SNDHWM, 0)  # loses nothing, however slow the machine
         engine.pub.connect(live)
         engine.live = live
-        await engine.heard()
+        await engine.until_subscribed()
         yield engine
 
 

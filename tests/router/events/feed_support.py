@@ -74,7 +74,7 @@ async def without_end(publisher: Publisher, identity: bytes, start: int) -> None
         await asyncio.sleep(0)
 
 
-async def not_at_all(publisher: Publisher, identity: bytes, start: int) -> None:
+async def without_answer(publisher: Publisher, identity: bytes, start: int) -> None:
     return
 
 
@@ -113,7 +113,7 @@ class Publisher:
 
 
 @dataclass
-class Line:
+class FeedLine:
     """An event feed between a publisher and a core. Lifetime: test."""
 
     publisher: Publisher
@@ -152,14 +152,14 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @asynccontextmanager
-async def line(
+async def feed_line(
     answer: Answer = in_five_frames,
     replay: bool = True,
     snapshot: bool = False,
     published: int = 0,
     timeout_s: float = 0.3,
     subscribed_s: float = 60.0,
-) -> AsyncIterator[Line]:
+) -> AsyncIterator[FeedLine]:
     context = zmq.asyncio.Context()
     pub, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
     publisher = Publisher(pub, router, answer, next_seq=published)
@@ -199,7 +199,7 @@ async def line(
         feed = open_feed(source, 0, "m", shared)
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(publisher.serve())]
         try:
-            yield Line(publisher, world, feed, told)
+            yield FeedLine(publisher, world, feed, told)
         finally:
             for task in tasks:
                 task.cancel()

@@ -70,7 +70,7 @@ class Publisher:
     kept: dict[int, bytes] = field(default_factory=dict)  # what a replay has
     asked: list[int] = field(default_factory=list)  # where each replay began
 
-    async def heard(self) -> None:
+    async def until_subscribed(self) -> None:
         """Wait until a client has subscribed to the publisher."""
         async with asyncio.timeout(DEADLINE_S):
             assert (await self.pub.recv())[:1] == b"\x01"
@@ -226,7 +226,7 @@ def source_of(one: Publisher, replay: bool = True) -> ZmqSource:
 
 
 @asynccontextmanager
-async def followed(
+async def followed_publisher(
     topic: bytes = b"",
     new_form: bool = True,
     replay: bool = True,
@@ -239,7 +239,7 @@ async def followed(
         publisher(one.context, topic, new_form) as engine,
         one.following(source_of(engine, replay), block_size=block_size) as feed,
     ):
-        await engine.heard()
+        await engine.until_subscribed()
         await until(
             lambda: feed.counters.replays + feed.counters.failed_syncs == 1,
             lambda: "the first replay",

@@ -18,21 +18,21 @@ from tests.router.events.feed_support import (
     DEADLINE_S,
     Answer,
     Publisher,
+    feed_line,
     in_five_frames,
     in_four_frames,
-    line,
-    not_at_all,
     payload,
     until,
     wire,
     with_garbage,
+    without_answer,
     without_end,
 )
 
 
 @pytest.mark.parametrize("answer", [in_five_frames, in_four_frames])
 async def test_a_late_joiner_without_snapshots_replays_from_the_beginning(answer: Answer) -> None:
-    async with line(answer, published=5) as one:
+    async with feed_line(answer, published=5) as one:
         await one.settled()
         assert one.publisher.replays[0] == 0
 
@@ -44,7 +44,7 @@ async def test_batches_published_before_the_subscription_took_effect_are_request
     """Events that were published before the subscription took effect are requested: no further
     batch would show the gap, because the worker may be idle for hours.
     """
-    async with line(snapshot=snapshot, subscribed_s=0.3) as one:
+    async with feed_line(snapshot=snapshot, subscribed_s=0.3) as one:
         await until(lambda: bool(one.told), "the first answer")
         await one.publisher.publish(lost=True)
         await one.settled()
@@ -53,7 +53,7 @@ async def test_batches_published_before_the_subscription_took_effect_are_request
 
 @pytest.mark.parametrize("answer", [in_five_frames, in_four_frames])
 async def test_a_gap_is_filled_by_a_replay(answer: Answer) -> None:
-    async with line(answer) as one:
+    async with feed_line(answer) as one:
         await one.subscribed()
         await one.settled()
         missed = one.publisher.next_seq
@@ -66,7 +66,7 @@ async def test_a_gap_is_filled_by_a_replay(answer: Answer) -> None:
 
 
 async def test_a_late_joiner_takes_the_snapshot_if_there_is_one() -> None:
-    async with line(snapshot=True, published=5) as one:
+    async with feed_line(snapshot=True, published=5) as one:
         await one.settled()
         assert one.publisher.replays == []
         assert one.feed.counters.snapshots == 1
@@ -74,9 +74,9 @@ async def test_a_late_joiner_takes_the_snapshot_if_there_is_one() -> None:
         await one.settled()
 
 
-@pytest.mark.parametrize("answer", [with_garbage, not_at_all])
+@pytest.mark.parametrize("answer", [with_garbage, without_answer])
 async def test_a_snapshot_replaces_a_failed_replay(answer: Answer) -> None:
-    async with line(answer, snapshot=True) as one:
+    async with feed_line(answer, snapshot=True) as one:
         await one.subscribed()
         await one.settled()
         deadline_s = time.monotonic() + DEADLINE_S
@@ -92,7 +92,7 @@ async def test_a_snapshot_replaces_a_failed_replay(answer: Answer) -> None:
 
 
 async def test_without_replay_socket_a_gap_takes_a_snapshot() -> None:
-    async with line(replay=False, snapshot=True) as one:
+    async with feed_line(replay=False, snapshot=True) as one:
         await one.subscribed()
         for lost in (True, False):
             await one.publisher.publish(lost)
@@ -100,7 +100,7 @@ async def test_without_replay_socket_a_gap_takes_a_snapshot() -> None:
 
 
 async def test_without_a_replay_or_snapshot_hits_stay_a_lower_bound() -> None:
-    async with line(replay=False) as one:
+    async with feed_line(replay=False) as one:
         await one.subscribed()
         for lost in (True, False):
             await one.publisher.publish(lost)
@@ -114,7 +114,7 @@ async def test_an_endless_replay_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asking_module, "_REPLAY_MAX_S", 0.3)
-    async with line(without_end, published=3) as one:
+    async with feed_line(without_end, published=3) as one:
         await until(lambda: one.feed.counters.failed_syncs >= 1, "the replay to be given up")
         assert "missed events are not to be had: no usable answer at tcp://" in caplog.text
         assert not one.kv.resyncing
@@ -125,7 +125,7 @@ async def test_a_failed_snapshot_request_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(missed_module, "_ASK_AGAIN_S", 0.05)
-    async with line(replay=False, snapshot=True, published=4) as one:
+    async with feed_line(replay=False, snapshot=True, published=4) as one:
         refusals = iter(range(3))
 
         def busy(real=one.publisher.snapshot) -> bytes:
@@ -147,7 +147,7 @@ async def test_a_gap_during_another_replay_is_still_filled() -> None:
             await publisher.router.send_multipart(replay_frames(identity, "", seq, payload(seq)))
         await publisher.router.send_multipart(replay_end(identity))
 
-    async with line(slowly, timeout_s=5.0) as one:
+    async with feed_line(slowly, timeout_s=5.0) as one:
         await one.subscribed()  # the first replay is under way
         for lost in (True, False):
             await one.publisher.publish(lost)
@@ -160,7 +160,7 @@ async def test_a_gap_during_another_replay_is_still_filled() -> None:
 
 
 async def test_a_restarted_publisher_is_followed_from_its_first_batch() -> None:
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.publisher.publish()
         await one.settled()
@@ -173,7 +173,7 @@ async def test_a_restarted_publisher_is_followed_from_its_first_batch() -> None:
 
 
 async def test_malformed_frames_are_counted_and_the_stream_continues() -> None:
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         seq = one.publisher.next_seq.to_bytes(8, "big")
         odd = [[b""], [b"", b"x", b"y"], [b"", seq, b"\xc1"], [b"", seq, b""], [b"\xff", seq, b""]]
@@ -185,7 +185,7 @@ async def test_malformed_frames_are_counted_and_the_stream_continues() -> None:
 
 
 async def test_a_flood_of_events_does_not_block_the_event_loop() -> None:
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.settled()
         chain = list(range(500, 756))

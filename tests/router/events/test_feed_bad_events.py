@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.router.core.core_world import BLOCK, stored
-from tests.router.events.feed_support import line, until
+from tests.router.events.feed_support import feed_line, until
 
 GOOD = {"type": "BlockStored", "block_size": BLOCK, "medium": "GPU"}
 
@@ -61,7 +61,7 @@ def batch(bad: Any) -> bytes:
 @pytest.mark.parametrize("name", sorted(BAD))
 async def test_a_bad_event_costs_no_other_event(name: str) -> None:
     bad, why = BAD[name]
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.settled()
         held, replays = one.kv.resident_blocks, len(one.publisher.replays)
@@ -83,7 +83,7 @@ async def test_a_bad_event_costs_no_other_event(name: str) -> None:
 
 async def test_each_unknown_medium_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     media = ["TAPE", "TAPE", *(f"TIER{i}" for i in range(12)), "GPU"]
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.settled()
         held, seq = one.kv.resident_blocks, one.publisher.next_seq
@@ -100,7 +100,7 @@ async def test_each_unknown_medium_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 
 async def test_wide_image_ids_are_hashed_and_the_batch_is_complete() -> None:
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.settled()
         held = one.kv.resident_blocks
@@ -115,7 +115,7 @@ async def test_an_unreadable_batch_is_skipped_after_one_replay() -> None:
     """A batch that cannot be read is skipped after one replay: the known blocks stay as a lower
     bound, and the batch is not requested again and again.
     """
-    async with line() as one:
+    async with feed_line() as one:
         await one.subscribed()
         await one.settled()
         held, bad = one.kv.resident_blocks, one.publisher.next_seq

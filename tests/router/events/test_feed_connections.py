@@ -25,8 +25,8 @@ from router.events.zmq_sockets import opened
 from tests.router.core.core_world import stored
 from tests.router.events.feed_endpoints import bound, connecting, free_endpoint
 from tests.router.events.feed_payloads import holds, payload, until_known
-from tests.router.events.feed_support import line, wire
-from tests.router.events.feed_wire import Publisher, Rig, followed, publisher, rig, until
+from tests.router.events.feed_support import feed_line, wire
+from tests.router.events.feed_wire import Publisher, Rig, followed_publisher, publisher, rig, until
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ async def reconnect(one: Rig, engine: Publisher) -> None:
     engine.pub.setsockopt(zmq.LINGER, 0)
 
     await until(lambda: bind_if_free(engine.pub, engine.live), lambda: f"{engine.live} to be free")
-    await engine.heard()
+    await engine.until_subscribed()
 
 
 def bind_if_free(pub: zmq.asyncio.Socket, live: str) -> bool:
@@ -56,7 +56,7 @@ def bind_if_free(pub: zmq.asyncio.Socket, live: str) -> bool:
 @asynccontextmanager
 async def feed_with_four_batches() -> AsyncIterator[tuple[Rig, Publisher]]:
     """Yield a feed and its publisher, four batches of which are known."""
-    async with followed(subscribed_s=0.01) as (one, engine, _):
+    async with followed_publisher(subscribed_s=0.01) as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
         await until_known(one, 4)
@@ -165,7 +165,7 @@ async def test_without_a_replay_the_next_number_proves_nothing() -> None:
     as many batches as before.
     """
     for missed in (False, True):
-        async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
+        async with followed_publisher(replay=False, subscribed_s=0.01) as (one, engine, feed):
             await engine.send(0, payload(0))
             await until(lambda one=one: one.kv().known, lambda: "its first batch")
             engine.pub.close(linger=0)
@@ -182,7 +182,7 @@ async def test_without_a_replay_the_next_number_proves_nothing() -> None:
 
 async def test_without_a_replay_an_unchanged_process_start_proves_no_restart() -> None:
     for later, known in ((0.0, True), (5.0, False)):
-        async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
+        async with followed_publisher(replay=False, subscribed_s=0.01) as (one, engine, feed):
             tell = partial(report_process_start, one)
             tell(1_000.0)
             await engine.send(0, payload(0))
@@ -203,7 +203,7 @@ def report_process_start(one: Rig, started_s: float) -> None:
 
 
 async def test_a_snapshot_alone_restores_the_cache_after_a_connection_loss() -> None:
-    async with line(replay=False, snapshot=True, subscribed_s=0.05) as one:
+    async with feed_line(replay=False, snapshot=True, subscribed_s=0.05) as one:
         await one.subscribed()
         await one.settled()
         taken = one.publisher.snapshots
@@ -236,7 +236,7 @@ async def test_at_a_bound_endpoint_a_loss_makes_all_caches_unknown_until_replaye
 
 
 async def test_without_a_replay_a_reconnect_forgets_no_block() -> None:
-    async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
+    async with followed_publisher(replay=False, subscribed_s=0.01) as (one, engine, feed):
         await engine.send(0, payload(0))
         await until(lambda: holds(one, [0]), lambda: "the block")
         await until(lambda: feed.counters.failed_syncs == 2, lambda: "the second look")
@@ -282,6 +282,6 @@ async def test_at_a_bound_endpoint_a_reconnect_replays_every_worker() -> None:
 
 
 async def test_the_first_connection_is_not_a_reconnect() -> None:
-    async with followed(subscribed_s=0.01) as (_, engine, feed):
+    async with followed_publisher(subscribed_s=0.01) as (_, engine, feed):
         await until(lambda: feed.counters.replays == 2, lambda: "both looks")
         assert engine.asked == [0, 0]

@@ -18,7 +18,7 @@ from tests.router.events.feed_wire import (
     END,
     Publisher,
     chain_of,
-    followed,
+    followed_publisher,
     pack,
     publisher,
     rig,
@@ -32,7 +32,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 @pytest.mark.parametrize("seq", [1 << 63, (1 << 64) - 2, (1 << 64) - 1])
 async def test_impossibly_large_batch_numbers_are_refused(seq: int) -> None:
     """Batch numbers near the end of 8 bytes, which no publisher counts to, are refused."""
-    async with followed() as (one, engine, feed):
+    async with followed_publisher() as (one, engine, feed):
         await engine.send(0, payload(0))
         await engine.send(seq, payload(7), lost=False)
         del engine.kept[seq]
@@ -44,7 +44,7 @@ async def test_impossibly_large_batch_numbers_are_refused(seq: int) -> None:
 
 async def test_the_highest_batch_number_is_handled() -> None:
     highest = (1 << 63) - 1
-    async with followed(subscribed_s=0.01) as (one, engine, feed):
+    async with followed_publisher(subscribed_s=0.01) as (one, engine, feed):
         await engine.send(highest, payload(0))
         await until(lambda: holds(one, [0]), lambda: "the block")
         feed.resync(one.kv().next_seq)
@@ -54,7 +54,7 @@ async def test_the_highest_batch_number_is_handled() -> None:
 
 
 async def test_a_flood_of_clears_does_not_block_the_event_loop() -> None:
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         batches, clears = 20, 60_000
         for seq in range(batches):
             await engine.send(seq, pack(*[CLEARED] * clears))
@@ -69,7 +69,7 @@ async def test_a_flood_of_clears_does_not_block_the_event_loop() -> None:
 
 
 async def test_repeated_gaps_are_requested_at_a_limited_rate() -> None:
-    async with followed() as (one, engine, feed):
+    async with followed_publisher() as (one, engine, feed):
         began_s = time.monotonic()
         for n in range(12):
             await engine.send(10 + 3 * n, payload(n))
@@ -95,7 +95,7 @@ async def test_waiting_batches_are_limited_in_bytes(
         publisher(one.context) as engine,
         one.following(source_of(engine)),
     ):
-        await engine.heard()
+        await engine.until_subscribed()
         for n in range(40):
             await engine.send(5 + n, payload(n, padding=100_000))
         await one.until_seq(44)
@@ -187,7 +187,7 @@ async def test_replay_requests_run_one_after_another(
             await engine.router.send_multipart([identity, b"", b"", END, b""])
 
     monkeypatch.setattr(Publisher, "answer", answer)
-    async with followed() as (one, engine, feed):
+    async with followed_publisher() as (one, engine, feed):
         for seq in range(5):
             await engine.send(seq, payload(seq))
         await until_known(one, 5)

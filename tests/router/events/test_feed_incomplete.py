@@ -8,7 +8,7 @@ import pytest
 
 import router.events.resync as missed_module
 from engine.wire.events import replay_end, replay_frames
-from tests.router.events.feed_support import Line, Publisher, in_five_frames, line, payload
+from tests.router.events.feed_support import FeedLine, Publisher, feed_line, in_five_frames, payload
 
 
 async def one_too_late(publisher: Publisher, identity: bytes, start: int) -> None:
@@ -27,14 +27,14 @@ async def silent_at_first(publisher: Publisher, identity: bytes, start: int) -> 
         await in_five_frames(publisher, identity, start)
 
 
-async def gap_of_two(one: Line) -> None:
+async def gap_of_two(one: FeedLine) -> None:
     for lost in (True, True, False):
         await one.publisher.publish(lost)
 
 
 @pytest.mark.parametrize("answer", [one_too_late, cut_before_the_end])
 async def test_a_snapshot_fills_the_gap_that_a_replay_leaves(answer) -> None:
-    async with line(answer, snapshot=True) as one:
+    async with feed_line(answer, snapshot=True) as one:
         await one.subscribed()
         await one.settled()
         while not one.publisher.replays:  # a snapshot asked for at first may mend a gap or two
@@ -47,7 +47,7 @@ async def test_an_unanswered_replay_request_is_repeated_before_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(missed_module, "_ASK_AGAIN_S", 0.01)
-    async with line(silent_at_first, timeout_s=0.1) as one:
+    async with feed_line(silent_at_first, timeout_s=0.1) as one:
         await one.subscribed()
         await one.settled()
         await gap_of_two(one)

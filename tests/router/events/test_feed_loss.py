@@ -18,7 +18,7 @@ from tests.router.events.feed_payloads import holds, payload, until_known
 from tests.router.events.feed_wire import (
     END,
     Publisher,
-    followed,
+    followed_publisher,
     publisher,
     rig,
     source_of,
@@ -66,7 +66,7 @@ async def test_batches_dropped_by_a_full_send_queue_are_replayed() -> None:
 
 
 async def test_a_replay_that_begins_later_than_requested_leaves_the_gap_open() -> None:
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         await engine.send(0, payload(0))
         await until_known(one, 1)
         for seq in range(1, 6):
@@ -87,14 +87,14 @@ async def test_a_late_joiner_whose_replay_begins_late_knows_only_a_part() -> Non
         async with one.following(source_of(engine)):
             await until(lambda: holds(one, range(5, 8)), lambda: "the replay")
             assert not one.kv().known
-            await engine.heard()
+            await engine.until_subscribed()
             await engine.send(8, payload(8))
             await until(lambda: holds(one, range(5, 9)), lambda: "what is live")
             assert not one.kv().known
 
 
 async def test_a_restarted_publisher_has_an_empty_cache() -> None:
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
         await until_known(one, 4)
@@ -110,7 +110,7 @@ async def test_a_restart_with_lost_first_batches_is_noticed_by_batch_numbers() -
     """A restart of a publisher whose first batches were lost is noticed: the first received batch
     shows a gap after the publisher's own start.
     """
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         for seq in range(4):
             await engine.send(seq, payload(seq))
         await until_known(one, 4)
@@ -153,7 +153,7 @@ async def test_live_batches_between_those_of_a_replay_are_put_in_order(
         for seq in range(3):
             await engine.send(seq, payload(seq), lost=True)
         async with one.following(source_of(engine)):
-            await engine.heard()
+            await engine.until_subscribed()
             await until(lambda: engine.asked == [0], lambda: "the replay to be asked for")
             await engine.send(3, payload(3))
             await one.until_seq(3)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.router.events.feed_wire import (
     chain_of,
-    followed,
+    followed_publisher,
     pack,
     publisher,
     rig,
@@ -68,7 +68,7 @@ def test_page_names_equal_those_of_sglang() -> None:
 
 
 async def test_arrays_with_signed_names_are_followed() -> None:
-    async with followed(new_form=False, block_size=PAGE) as (one, engine, _):
+    async with followed_publisher(new_form=False, block_size=PAGE) as (one, engine, _):
         await engine.send(0, pack(*(stored_array(at) for at in range(4))))
         await one.until_hit(CHAIN, 4)
         await engine.send(1, pack(["BlockRemoved", [NAMES[3]], "GPU"]))
@@ -83,7 +83,7 @@ async def test_arrays_with_signed_names_are_followed() -> None:
 
 
 async def test_maps_of_several_pages_and_other_media_are_followed() -> None:
-    async with followed(block_size=PAGE) as (one, engine, _):
+    async with followed_publisher(block_size=PAGE) as (one, engine, _):
         await engine.send(0, pack(stored_map(0, 3, medium="GPU", session_id="s"), stored_map(3)))
         await one.until_hit(CHAIN, 4)
         copies = [stored_map(2, 2, medium=medium) for medium in ("CPU_PINNED", "DISK", "EXTERNAL")]
@@ -98,7 +98,7 @@ async def test_maps_of_several_pages_and_other_media_are_followed() -> None:
 
 
 async def test_salts_and_adapters_have_their_own_chains() -> None:
-    async with followed(block_size=PAGE) as (one, engine, _):
+    async with followed_publisher(block_size=PAGE) as (one, engine, _):
         salted = stored_map(0, 1, cache_salt="blue")
         both = stored_map(0, 1, cache_salt="blue", lora_name="tuned") | {"block_hashes": [-5]}
         await engine.send(0, pack(salted, both))
@@ -117,7 +117,7 @@ async def test_pages_of_one_token_are_blocks_of_one_token() -> None:
         ["BlockStored", [name], names[at - 1] if at else None, [tokens[at]], 1, None, "GPU"]
         for at, name in enumerate(names)
     ]
-    async with followed(block_size=1) as (one, engine, _):
+    async with followed_publisher(block_size=1) as (one, engine, _):
         await engine.send(0, pack(*events))
         await one.until_hit(chain_of(tokens, 1), 5)
 
@@ -128,7 +128,7 @@ async def test_bigrams_are_skipped_and_the_stream_continues() -> None:
     """
     pairs = [[t, t + 1] for t in TOKENS[:PAGE]]
     odd = ["BlockStored", [77], None, pairs, PAGE, None, "GPU"]
-    async with followed(block_size=PAGE) as (one, engine, feed):
+    async with followed_publisher(block_size=PAGE) as (one, engine, feed):
         await engine.send(0, pack(odd, stored_array(0)))
         await one.until_hit(CHAIN, 1)
         assert feed.counters.malformed_frames == 0

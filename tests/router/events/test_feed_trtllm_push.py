@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from router.events.sources import ZmqSource, at_rank
-from tests.router.events.feed_wire import DEADLINE_S, chain_of, followed, pack, rig, until
+from tests.router.events.feed_wire import DEADLINE_S, chain_of, followed_publisher, pack, rig, until
 
 SIZE = 4
 TOKENS = list(range(10, 22))
@@ -35,7 +35,7 @@ def stored(name: int, parent: int | None, tokens: list[Any], **fields: Any) -> d
 
 
 async def test_blocks_of_the_largest_window_are_followed() -> None:
-    async with followed(block_size=SIZE) as (one, engine, _):
+    async with followed_publisher(block_size=SIZE) as (one, engine, _):
         first, second = 6052439777046529588, 2**64 - 3
         await engine.send(0, pack(stored(first, None, TOKENS[:4])))
         await engine.send(1, pack(stored(second, first, TOKENS[4:8], kv_cache_spec_kind=None)))
@@ -55,7 +55,7 @@ async def test_an_image_is_not_taken_for_plain_text() -> None:
     with_image = stored(1, None, TOKENS[:4], mm_keys=[[image]])
     extra = b"ab" * 32 + struct.pack("<i", 2)
     chain = chain_of(TOKENS[:8], SIZE, extra=extra)
-    async with followed(block_size=SIZE) as (one, engine, feed):
+    async with followed_publisher(block_size=SIZE) as (one, engine, feed):
         await engine.send(0, pack(with_image, stored(2, 1, TOKENS[4:8], mm_keys=[[]])))
         await one.until_hit(chain, 2)
         assert one.hit(CHAIN) == 0
@@ -72,7 +72,7 @@ async def test_string_tokens_are_skipped_and_the_stream_continues() -> None:
     """
     image = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 0, "uuid": None}
     odd = stored(2, 1, ["ab" * 32, 5, 6, 7], mm_keys=[[image]])
-    async with followed(block_size=SIZE) as (one, engine, feed):
+    async with followed_publisher(block_size=SIZE) as (one, engine, feed):
         await engine.send(0, pack(stored(1, None, TOKENS[:4]), odd, stored(3, 1, TOKENS[4:8])))
         await one.until_hit(CHAIN, 2)
         assert feed.counters.malformed_frames == 0
@@ -108,7 +108,7 @@ async def test_a_batch_dropped_by_a_full_queue_is_a_gap() -> None:
     """A batch that TensorRT-LLM's full queue dropped is a gap: batches are numbered before the
     queue, so it is missing in a replay, too.
     """
-    async with followed(block_size=SIZE) as (one, engine, _):
+    async with followed_publisher(block_size=SIZE) as (one, engine, _):
         await engine.send(0, pack(stored(1, None, TOKENS[:4])))
         await one.until_hit(CHAIN, 1)
         await engine.send(2, pack(stored(9, None, [1, 1, 1, 1])))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.router.events.feed_wire import (
     chain_of,
-    followed,
+    followed_publisher,
     pack,
     publisher,
     rig,
@@ -115,7 +115,7 @@ RELEASES = {
 
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES.keys())
 async def test_stored_removed_and_cleared_blocks_are_followed(release: Release) -> None:
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         await engine.send(0, pack(release.stored([11, 12], None, TOKENS[:4])))
         await one.until_hit(CHAIN, 2)
         await engine.send(1, pack(release.stored([13], 12, TOKENS[4:])))
@@ -145,7 +145,7 @@ async def test_the_published_vectors_store_remove_and_clear(vector: bytes) -> No
     assert head[-1:] == b"\x93"
     stored, removed = events[: events.index(removal)], events[events.index(removal) :]
     removed = removed[: removed.index(clear)]
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         chain = chain_of([1, 2, 3, 4], 2)
         await engine.send(0, head[:-1] + b"\x91" + stored + b"\x00")
         await one.until_hit(chain, 2)
@@ -159,7 +159,7 @@ async def test_the_published_vectors_store_remove_and_clear(vector: bytes) -> No
 
 
 async def test_adapters_and_salts_have_their_own_chains() -> None:
-    async with followed() as (one, engine, _):
+    async with followed_publisher() as (one, engine, _):
         old = ["BlockStored", [1], None, [1, 2], 2, 7, "GPU", "tuned", [["tuned"]], 0]
         new = {
             "type": "BlockStored",
@@ -180,7 +180,7 @@ async def test_adapters_and_salts_have_their_own_chains() -> None:
 
 
 async def test_event_formats_may_be_mixed_and_unknown_events_are_skipped() -> None:
-    async with followed() as (one, engine, feed):
+    async with followed_publisher() as (one, engine, feed):
         arrays, maps = RELEASES["0.20"], RELEASES["0.24"]
         foreign: list[Any] = [
             ["BlockMoved", [1], "GPU", "CPU"],
@@ -207,7 +207,7 @@ async def test_a_late_joiner_replays_and_continues_live(new_form: bool) -> None:
         await engine.send(1, pack(release.stored([12], 11, TOKENS[2:4])))
         async with one.following(source_of(engine)) as feed:
             await one.until_hit(CHAIN, 2)
-            await engine.heard()
+            await engine.until_subscribed()
             await engine.send(2, pack(release.stored([13], 12, TOKENS[4:])))
             await one.until_hit(CHAIN, 3)
             assert engine.asked == [0]
@@ -218,7 +218,7 @@ async def test_a_late_joiner_replays_and_continues_live(new_form: bool) -> None:
 @pytest.mark.parametrize("new_form", [False, True], ids=["to 0.25", "from 0.27"])
 async def test_a_gap_is_replayed_from_its_first_batch(new_form: bool) -> None:
     release = RELEASES["0.33" if new_form else "0.23"]
-    async with followed(new_form=new_form) as (one, engine, _):
+    async with followed_publisher(new_form=new_form) as (one, engine, _):
         await engine.send(0, pack(release.stored([11], None, TOKENS[:2])))
         await engine.send(1, pack(release.stored([12], 11, TOKENS[2:4])), lost=True)
         await engine.send(2, pack(release.stored([13], 12, TOKENS[4:])))
@@ -230,7 +230,7 @@ async def test_a_gap_is_replayed_from_its_first_batch(new_form: bool) -> None:
 
 async def test_other_topics_of_an_endpoint_are_ignored() -> None:
     release = RELEASES["0.33"]
-    async with followed(topic=b"kv@one", replay=False) as (one, engine, _):
+    async with followed_publisher(topic=b"kv@one", replay=False) as (one, engine, _):
         engine.topic = b"load"
         await engine.send(0, pack(release.stored([99], None, [9, 9])))
         engine.topic = b"kv@one"

@@ -23,7 +23,7 @@ TERMS = WaitingSettings(models=("m", "n"), wait_s=60.0, requests=8, bytes=10_000
 
 async def test_the_first_worker_gets_few_requests_at_first_by_priority() -> None:
     world = WaitWorld(replace_terms(requests=100))
-    urgent = {await world.come(world.arrival(priority=n % 3)): n % 3 for n in range(60)}
+    urgent = {await world.start_waiting(world.arrival(priority=n % 3)): n % 3 for n in range(60)}
     await world.pass_s(5.0)
     assert not world.went
 
@@ -46,13 +46,13 @@ async def test_the_log_says_once_a_minute_why_requests_wait(caplog) -> None:
     await world.pass_s(1.0)
     assert not caplog.messages
     for _ in range(2):
-        await world.come(world.arrival())
+        await world.start_waiting(world.arrival())
     await world.pass_s(59.0)
     assert caplog.messages == [
         "no worker takes requests of model 'm': its workers are down; requests that wait for one: "
         "2, each for 60 s at most (waiting.wait_s)"
     ]
-    await world.come(world.arrival())
+    await world.start_waiting(world.arrival())
     await world.pass_s(2.0)
     assert len(caplog.messages) == 2
     world.worker("ready")  # its first requests wait for their turn only
@@ -63,7 +63,7 @@ async def test_the_log_says_once_a_minute_why_requests_wait(caplog) -> None:
 async def test_two_workers_get_twice_as_many_requests() -> None:
     world = WaitWorld(replace_terms(requests=100))
     for _ in range(60):
-        await world.come(world.arrival())
+        await world.start_waiting(world.arrival())
     world.worker("ready", 0)
     world.worker("ready", 1)
     await world.pass_s(1.0)
@@ -73,7 +73,7 @@ async def test_two_workers_get_twice_as_many_requests() -> None:
 async def test_after_a_pause_no_burst_of_requests_is_sent() -> None:
     world = WaitWorld(replace_terms(requests=100))
     for _ in range(80):
-        await world.come(world.arrival())
+        await world.start_waiting(world.arrival())
     world.worker("ready")
     world.queue.tick()
     world.now_s += 4.999  # nothing ran meanwhile
@@ -83,8 +83,8 @@ async def test_after_a_pause_no_burst_of_requests_is_sent() -> None:
 
 async def test_each_tenant_gets_its_share() -> None:
     world = WaitWorld(replace_terms(requests=100))
-    many = [await world.come(world.arrival(tenant="a")) for _ in range(30)]
-    few = [await world.come(world.arrival(tenant="b")) for _ in range(4)]
+    many = [await world.start_waiting(world.arrival(tenant="a")) for _ in range(30)]
+    few = [await world.start_waiting(world.arrival(tenant="b")) for _ in range(4)]
     world.worker("ready")
     await world.pass_s(2.0)
     assert set(few) <= set(world.went)
@@ -94,8 +94,8 @@ async def test_each_tenant_gets_its_share() -> None:
 async def test_new_requests_wait_behind_waiting_ones() -> None:
     world = WaitWorld(TERMS)
     assert world.queue.arrives(world.arrival())
-    await world.come(world.arrival())
-    await world.come(world.arrival())
+    await world.start_waiting(world.arrival())
+    await world.start_waiting(world.arrival())
     world.worker("ready")
     assert world.queue.arrives(world.arrival())  # others wait still
     assert world.queue.arrives(world.arrival("n"))
@@ -107,7 +107,7 @@ async def test_new_requests_wait_behind_waiting_ones() -> None:
 async def test_an_unknown_model_is_refused_at_once_with_a_list_of_known_models() -> None:
     world = WaitWorld(TERMS)
     assert world.queue.arrives(world.arrival("x"))
-    number = await world.come(world.arrival("x"))
+    number = await world.start_waiting(world.arrival("x"))
     status, code, message = world.refused[number]
     assert (status, code) == (404, "model_not_found")
     assert "known: m, n" in message
@@ -156,9 +156,9 @@ async def test_requests_wait_for_an_adapter_only_while_its_base_model_has_no_wor
 
 async def test_a_request_is_refused_when_its_waiting_time_is_over() -> None:
     world = WaitWorld(TERMS)
-    plain = await world.come(world.arrival())
-    short = await world.come(world.arrival(hold_s=5.0))
-    late = await world.come(world.arrival(deadline_s=world.now_s + 7.0))
+    plain = await world.start_waiting(world.arrival())
+    short = await world.start_waiting(world.arrival(hold_s=5.0))
+    late = await world.start_waiting(world.arrival(deadline_s=world.now_s + 7.0))
     await world.pass_s(4.9)
     assert not world.refused
     await world.pass_s(0.2)
@@ -175,8 +175,8 @@ async def test_a_request_is_refused_when_its_waiting_time_is_over() -> None:
 
 async def test_a_disconnected_clients_request_frees_its_place() -> None:
     world = WaitWorld(TERMS)
-    number = await world.come(world.arrival())
-    other = await world.come(world.arrival())
+    number = await world.start_waiting(world.arrival())
+    other = await world.start_waiting(world.arrival())
     world.tasks[number].cancel()
     await asyncio.gather(world.tasks[number], return_exceptions=True)
     assert (len(world.queue), world.queue.bytes) == (1, 100)
@@ -188,10 +188,10 @@ async def test_a_disconnected_clients_request_frees_its_place() -> None:
 
 async def test_a_full_queue_refuses_requests_unless_they_are_more_urgent() -> None:
     world = WaitWorld(TERMS)
-    least = [await world.come(world.arrival(priority=5)) for _ in range(8)]
-    same = await world.come(world.arrival(priority=5))
+    least = [await world.start_waiting(world.arrival(priority=5)) for _ in range(8)]
+    same = await world.start_waiting(world.arrival(priority=5))
     assert world.refused[same][:2] == (503, "worker_wait_full")
-    urgent = await world.come(world.arrival(priority=0))
+    urgent = await world.start_waiting(world.arrival(priority=0))
     assert world.refused[least[-1]].code == "displaced"
     assert urgent not in world.refused
     assert len(world.queue) == 8
@@ -199,19 +199,19 @@ async def test_a_full_queue_refuses_requests_unless_they_are_more_urgent() -> No
 
 async def test_the_bytes_of_waiting_requests_are_limited() -> None:
     world = WaitWorld(TERMS)
-    await world.come(world.arrival(), body_bytes=6_000)
-    more = await world.come(world.arrival(), body_bytes=6_000)
-    huge = await world.come(world.arrival(priority=-1), body_bytes=20_000)
+    await world.start_waiting(world.arrival(), body_bytes=6_000)
+    more = await world.start_waiting(world.arrival(), body_bytes=6_000)
+    huge = await world.start_waiting(world.arrival(priority=-1), body_bytes=20_000)
     assert {world.refused[more].code, world.refused[huge].code} == {"worker_wait_full"}
     assert world.queue.bytes == 6_000  # what would not fit anyway drove nobody out
 
 
 async def test_on_shutdown_all_waiting_requests_are_refused() -> None:
     world = WaitWorld(TERMS)
-    waiting = [await world.come(world.arrival()) for _ in range(3)]
+    waiting = [await world.start_waiting(world.arrival()) for _ in range(3)]
     assert world.queue.turn_away("it stops") == 3
     await asyncio.gather(*world.tasks.values())
-    later = await world.come(world.arrival())
+    later = await world.start_waiting(world.arrival())
     assert {world.refused[n].code for n in (*waiting, later)} == {"shutting_down"}
 
 
@@ -228,7 +228,7 @@ async def test_no_request_waits_if_the_waiting_time_is_0() -> None:
 
 async def test_a_prefill_or_decode_worker_alone_does_not_end_the_wait() -> None:
     world = WaitWorld(TERMS)
-    await world.come(world.arrival())
+    await world.start_waiting(world.arrival())
     facts = replace(FACTS, group="g", serves_alone=False)
     world.worker("ready", 0, replace(facts, role="decode"))
     await world.pass_s(1.0)
@@ -240,8 +240,8 @@ async def test_a_prefill_or_decode_worker_alone_does_not_end_the_wait() -> None:
 
 async def test_a_worker_of_an_acceptable_other_model_ends_the_wait() -> None:
     world = WaitWorld(TERMS)
-    any_of = await world.come(world.arrival("n"), others=frozenset({"m", "n"}))
-    only = await world.come(world.arrival("n"))
+    any_of = await world.start_waiting(world.arrival("n"), others=frozenset({"m", "n"}))
+    only = await world.start_waiting(world.arrival("n"))
     world.worker("ready")  # of m
     await world.pass_s(1.0)
     assert world.went == [any_of]
@@ -253,7 +253,7 @@ async def test_requests_wait_while_all_workers_are_silent() -> None:
     world.worker("ready")
     world.core.on_silence(Silence(world.now_s, 0, 1))
     assert world.queue.arrives(world.arrival())
-    await world.come(world.arrival())
+    await world.start_waiting(world.arrival())
     await world.pass_s(1.0)
     assert not world.went
     world.core.on_silence(Silence(world.now_s, 0, 0))
@@ -264,8 +264,8 @@ async def test_requests_wait_while_all_workers_are_silent() -> None:
 async def test_requests_are_sent_in_order_of_arrival_even_if_they_wait_again() -> None:
     world = WaitWorld(TERMS)
     old, young = world.arrival(), world.arrival()
-    await world.come(young)
-    await world.come(old)
+    await world.start_waiting(young)
+    await world.start_waiting(old)
     world.worker("ready")
     await world.pass_s(1.0)
     assert world.went == [old.request_id, young.request_id]
@@ -276,7 +276,7 @@ async def test_adapters_share_the_slow_start_of_their_base_models_workers() -> N
     world = WaitWorld(WaitingSettings(models=models, requests=1_000, per_s=4))
     for n in range(10):
         for model in models:
-            await world.come(world.arrival(model, priority=n % 2))
+            await world.start_waiting(world.arrival(model, priority=n % 2))
     world.worker("ready", 0, replace(FACTS, models=models, adapters=frozenset(models[1:])))
     await world.pass_s(1.0)
     assert len(world.went) == 4
@@ -289,32 +289,32 @@ async def test_adapters_share_the_slow_start_of_their_base_models_workers() -> N
 async def test_a_full_queue_displaces_requests_of_the_largest_tenant_and_model() -> None:
     world = WaitWorld(TERMS)
     for _ in range(8):
-        await world.come(world.arrival(tenant="greedy"))
-    small = await world.come(world.arrival("n", tenant="small"))
+        await world.start_waiting(world.arrival(tenant="greedy"))
+    small = await world.start_waiting(world.arrival("n", tenant="small"))
     assert small not in world.refused
     assert [refusal.code for refusal in world.refused.values()] == ["displaced"]
     for _ in range(8):
-        await world.come(world.arrival("n", tenant="small"))
+        await world.start_waiting(world.arrival("n", tenant="small"))
     tenants = Counter("small" if number >= small else "greedy" for number in world.waiting())
     assert tenants == {"greedy": 4, "small": 4}
 
 
 async def test_no_request_is_displaced_for_a_request_that_does_not_fit() -> None:
     world = WaitWorld(TERMS)
-    await world.come(world.arrival(priority=0), body_bytes=8_000)
-    few = [await world.come(world.arrival(priority=5), body_bytes=500) for _ in range(4)]
-    large = await world.come(world.arrival(priority=3), body_bytes=9_000)
+    await world.start_waiting(world.arrival(priority=0), body_bytes=8_000)
+    few = [await world.start_waiting(world.arrival(priority=5), body_bytes=500) for _ in range(4)]
+    large = await world.start_waiting(world.arrival(priority=3), body_bytes=9_000)
     assert world.refused.keys() == {large}
-    fits = await world.come(world.arrival(priority=3), body_bytes=900)
+    fits = await world.start_waiting(world.arrival(priority=3), body_bytes=900)
     assert world.refused.keys() == {large, few[-1], few[-2]}
     assert fits in world.waiting()
 
 
 async def test_a_cancelled_request_is_not_displaced() -> None:
     world = WaitWorld(TERMS)
-    numbers = [await world.come(world.arrival(priority=5)) for _ in range(8)]
+    numbers = [await world.start_waiting(world.arrival(priority=5)) for _ in range(8)]
     world.tasks[numbers[-1]].cancel()  # in the same turn as the next one comes
-    urgent = await world.come(world.arrival(priority=0))
+    urgent = await world.start_waiting(world.arrival(priority=0))
     assert urgent not in world.refused
     assert len(world.queue) <= 8
 
@@ -351,7 +351,7 @@ async def _play_random_history(data: st.DataObject) -> None:
                 priority = data.draw(st.integers(-1, 2))
                 tenant = data.draw(st.sampled_from([None, "a", "b"]))
                 one = world.arrival(priority=priority, tenant=tenant)
-                await world.come(one, data.draw(st.integers(0, 12_000)))
+                await world.start_waiting(one, data.draw(st.integers(0, 12_000)))
             case 2:
                 if waiting := list(world.waiting()):
                     world.tasks[data.draw(st.sampled_from(waiting))].cancel()

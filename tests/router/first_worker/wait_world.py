@@ -42,7 +42,7 @@ class WaitWorld:
         one = Arrival(self.now_s, next(self._ids), model, 10, {})
         return replace(one, **fields)  # type: ignore[arg-type]
 
-    async def come(
+    async def start_waiting(
         self,
         arrival: Arrival,
         body_bytes: int = 100,

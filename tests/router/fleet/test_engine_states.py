@@ -212,7 +212,7 @@ async def engine_with_events() -> AsyncIterator[Engine]:
                 member = router.fleet.add(parse_worker_spec(url))
                 one = Engine(pages, events, member, kv)
                 await until(lambda: member.ready, "it to be ready")
-                await events.heard()
+                await events.until_subscribed()
                 for n in range(4):
                     await one.step(*store_events(n))
                 await one.until_known(4)

@@ -16,7 +16,7 @@ from router.core.contract.actions import Action, Doubted, Followed, Resync
 from router.core.workers.block_sizes import BlockSizes
 from router.core.workers.kv_events import WireEvents
 from tests.router.core.core_world import BLOCK, World
-from tests.router.events.feed_support import line, until
+from tests.router.events.feed_support import feed_line, until
 
 BIG = 48 * BLOCK
 
@@ -133,7 +133,7 @@ def test_a_few_events_of_another_size_do_not_change_the_agreed_size() -> None:
 
 
 async def test_the_block_size_is_learned_over_sockets_with_a_replay() -> None:
-    async with line() as one:
+    async with feed_line() as one:
         publisher = one.publisher
         for seq in range(60):
             event = prompt(seq + 1, BIG, 2)

@@ -89,17 +89,19 @@ class RoutingCase(NamedTuple):
     sick: PoolFacts
 
 
-def both(**fields: Any) -> tuple[ExaminedWorker, ...]:
+def two_workers(**fields: Any) -> tuple[ExaminedWorker, ...]:
     """Return two equal workers."""
     return worker(0, **fields), worker(1, **fields)
 
 
-def cold(**fields: Any) -> PoolFacts:
+def pool_without_hits(**fields: Any) -> PoolFacts:
     """Return the facts of a healthy pool, but without hits."""
     return replace(GOOD, **({"decisions": COLD} | fields))
 
 
-def counted(workers: tuple[ExaminedWorker, ...], **counts: float) -> tuple[ExaminedWorker, ...]:
+def with_event_counts(
+    workers: tuple[ExaminedWorker, ...], **counts: float
+) -> tuple[ExaminedWorker, ...]:
     """Return the same workers with these counts of events."""
     return tuple(replace(one, events=HEARD | counts) for one in workers)
 
@@ -112,8 +114,8 @@ CASES = (
         "prefix-caching-off",
         "enable_prefix_caching False",
         "--no-enable-prefix-caching",
-        cold(
-            workers=both(
+        pool_without_hits(
+            workers=two_workers(
                 **OFF, engine={"settings": {"enable_prefix_caching": "False"}, "endpoints": None}
             )
         ),
@@ -122,58 +124,73 @@ CASES = (
         "prefix-caching-off",
         "disable_radix_cache True",
         "--disable-radix-cache",
-        cold(workers=both(kind="sglang", engine={"settings": {"disable_radix_cache": "True"}})),
+        pool_without_hits(
+            workers=two_workers(kind="sglang", engine={"settings": {"disable_radix_cache": "True"}})
+        ),
     ),
     RoutingCase(
         "events-off",
         "publishers that the engine names: 0",
         "--kv-events-config",
-        cold(workers=both(**OFF, engine={"endpoints": None})),
+        pool_without_hits(workers=two_workers(**OFF, engine={"endpoints": None})),
     ),
     RoutingCase(
         "events-not-read",
         "publishes at tcp://gpu1:5557",
         "events=none",
-        cold(workers=both(**OFF)),
+        pool_without_hits(workers=two_workers(**OFF)),
     ),
     RoutingCase(
         "events-not-read",
         "not its own host",
         "event_hosts",
-        cold(workers=both(**OFF, advice="it names 'x' for its KV events, not its own host: no")),
+        pool_without_hits(
+            workers=two_workers(
+                **OFF, advice="it names 'x' for its KV events, not its own host: no"
+            )
+        ),
     ),
     RoutingCase(
         "events-elsewhere",
         "listens at tcp://gpu1:9",
         "events=tcp://gpu1:5557",
-        cold(workers=counted(both(events="tcp://gpu1:9"), batches=1.0)),
+        pool_without_hits(
+            workers=with_event_counts(two_workers(events="tcp://gpu1:9"), batches=1.0)
+        ),
     ),
     RoutingCase(
         "events-elsewhere",
         "by themselves: 0",
         "open the port",
-        cold(workers=counted(both(), batches=0.0, snapshots=0.0, stored_blocks=0.0)),
+        pool_without_hits(
+            workers=with_event_counts(two_workers(), batches=0.0, snapshots=0.0, stored_blocks=0.0)
+        ),
     ),
     RoutingCase(
         "events-elsewhere",
         "events_from: connection lost",
         "open the port",
-        cold(workers=both(events_from="connection lost")),
+        pool_without_hits(workers=two_workers(events_from="connection lost")),
     ),
     RoutingCase(
-        "block-sizes", "block_size 16", "block_size=", cold(workers=both(told_block_size=32))
+        "block-sizes",
+        "block_size 16",
+        "block_size=",
+        pool_without_hits(workers=two_workers(told_block_size=32)),
     ),
     RoutingCase(
         "block-sizes",
         "skipped for their block size: 7",
         "block_size=",
-        cold(workers=both(events_skipped={"other_block_size": 7}, mirrored="sizes")),
+        pool_without_hits(
+            workers=two_workers(events_skipped={"other_block_size": 7}, mirrored="sizes")
+        ),
     ),
     RoutingCase(
         "no-tokenizer",
         "100 % of prompt tokens",
         "--tokenizer DIR",
-        cold(
+        pool_without_hits(
             tokenizer_exact={},
             decisions=decisions(approximate=True, expected_hit_tokens=0, cached_tokens=0),
         ),
@@ -182,19 +199,19 @@ CASES = (
         "tokenizer-differs",
         "4 of 4 texts differ",
         "--tokenizer DIR",
-        cold(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 4, 6, 6)),
+        pool_without_hits(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 4, 6, 6)),
     ),
     RoutingCase(
         "template-differs",
         "6 of 6 chats differ",
         "chat_template.jinja",
-        cold(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 0, 6, 6)),
+        pool_without_hits(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 0, 6, 6)),
     ),
     RoutingCase(
         "tokens-differ",
         "9 prompts differed",
         "--tokenizer DIR",
-        cold(
+        pool_without_hits(
             tokenizer_exact={"m": 0.0},
             mismatches={"m": 9.0},
             decisions=decisions(approximate=True, expected_hit_tokens=0),
@@ -204,7 +221,7 @@ CASES = (
         "template-refuses",
         "24 prompts",
         "chat_template",
-        cold(
+        pool_without_hits(
             template_refusals=24.0,
             decisions=decisions(approximate=True, expected_hit_tokens=0, cached_tokens=0),
         ),
@@ -213,34 +230,41 @@ CASES = (
         "lora-names",
         "found 9,600",
         "--lora-modules",
-        cold(decisions=LORA, workers=both(engine={"adapters": frozenset({"lora"})})),
+        pool_without_hits(
+            decisions=LORA, workers=two_workers(engine={"adapters": frozenset({"lora"})})
+        ),
     ),
     RoutingCase(
-        "salts", "24 salts in 24 requests", "cache_salt", cold(given=GivenPrompts(24, 24, 24, 1600))
+        "salts",
+        "24 salts in 24 requests",
+        "cache_salt",
+        pool_without_hits(given=GivenPrompts(24, 24, 24, 1600)),
     ),
     RoutingCase(
         "attribution-changes",
         "it changed in 20 of 22 requests",
         "CLAUDE_CODE_ATTRIBUTION_HEADER=0",
-        cold(same_attributions=2.0, changed_attributions=20.0),
+        pool_without_hits(same_attributions=2.0, changed_attributions=20.0),
     ),
     RoutingCase(
         "heads-differ",
         "part after 31 bytes, and then share 1,600",
         "CLAUDE_CODE_ATTRIBUTION_HEADER=0",
-        cold(given=GivenPrompts(24, 0, 0, 31, 1_600, "cch=5f1e;")),
+        pool_without_hits(given=GivenPrompts(24, 0, 0, 31, 1_600, "cch=5f1e;")),
     ),
     RoutingCase(
         "short-prompts",
         "blocks have 512 tokens",
         "--block-size",
-        cold(workers=both(block_size=512, told_block_size=512, engine={"settings": {}})),
+        pool_without_hits(
+            workers=two_workers(block_size=512, told_block_size=512, engine={"settings": {}})
+        ),
     ),
     RoutingCase(
         "policy-blind",
         "policy round_robin",
         "--policy warmset",
-        cold(
+        pool_without_hits(
             policy=PolicyRow("round_robin", "round_robin"),
             decisions=decisions(best=LOST, expected_hit_tokens=0, cached_tokens=0),
         ),
@@ -249,7 +273,7 @@ CASES = (
         "policy-blind",
         "90.9 % of prompt tokens",
         "last_fault",
-        cold(
+        pool_without_hits(
             policy=PolicyRow("mine", "least_requests?temperature=0.0", 3.0),
             decisions=decisions(best=LOST, expected_hit_tokens=0, cached_tokens=0),
         ),
@@ -258,32 +282,38 @@ CASES = (
         "index-too-small",
         "900 in all",
         "limits.index_entries",
-        cold(index_evicted=900.0, workers=both(kv_evicted_blocks=450)),
+        pool_without_hits(index_evicted=900.0, workers=two_workers(kv_evicted_blocks=450)),
     ),
     RoutingCase(
         "routers-apart",
         "http://r2:8081: 2 of these workers",
         "--state redis://",
-        cold(others={"http://r2:8081": frozenset({"http://gpu1:8000", "http://gpu2:8000"})}),
+        pool_without_hits(
+            others={"http://r2:8081": frozenset({"http://gpu1:8000", "http://gpu2:8000"})}
+        ),
     ),
     RoutingCase(
         "passed-by",
         "60 requests of others beside 24",
         "the base URL",
-        cold(workers=both(engine={"finished": 42.0})),
+        pool_without_hits(workers=two_workers(engine={"finished": 42.0})),
     ),
     RoutingCase(
         "cache-too-small",
         "390 of 400 blocks",
         "--gpu-memory-utilization",
-        cold(workers=counted(both(working_set_tokens=900_000.0), removed_blocks=390.0)),
+        pool_without_hits(
+            workers=with_event_counts(
+                two_workers(working_set_tokens=900_000.0), removed_blocks=390.0
+            )
+        ),
     ),
     RoutingCase(
         "states-dropped",
         "prefix_cache_retention_interval 0",
         "--prefix-cache-retention-interval None",
-        cold(
-            workers=both(
+        pool_without_hits(
+            workers=two_workers(
                 cache_groups=[GroupRow("full"), GroupRow("window")],
                 engine={"settings": {"prefix_cache_retention_interval": "0"}},
             )
@@ -293,13 +323,15 @@ CASES = (
         "events-missed",
         "gaps 3",
         "replay_endpoint",
-        cold(workers=counted(both(kv_known=False), gaps=3.0)),
+        pool_without_hits(workers=with_event_counts(two_workers(kv_known=False), gaps=3.0)),
     ),
     RoutingCase(
         "refuted",
         "expected 4,800 tokens, found 0",
         "events=",
-        cold(workers=both(hit_confidence=0.2), decisions=decisions(cached_tokens=0)),
+        pool_without_hits(
+            workers=two_workers(hit_confidence=0.2), decisions=decisions(cached_tokens=0)
+        ),
     ),
     RoutingCase(
         "hits-not-reported",
@@ -307,5 +339,7 @@ CASES = (
         "--enable-prompt-tokens-details",
         replace(GOOD, decisions=decisions(cached_tokens=None)),
     ),
-    RoutingCase("nothing-shared", "0 tokens expected or found in 24", "--requests", cold()),
+    RoutingCase(
+        "nothing-shared", "0 tokens expected or found in 24", "--requests", pool_without_hits()
+    ),
 )

@@ -18,8 +18,8 @@ from tests.router.doctor.routing.routing_pools import (
     COLD,
     GOOD,
     RoutingCase,
-    both,
     decisions,
+    two_workers,
     worker,
 )
 from tests.tidy.checkout import ROOT
@@ -57,13 +57,15 @@ def test_a_healthy_pool_has_no_findings() -> None:
 
 def test_the_report_says_why_hits_are_approximate() -> None:
     hits = HitsRow("approximate", "no-tokenizer", "The router has no tokenizer.", "--tokenizer DIR")
-    text = RoutingReport(replace(GOOD, workers=both(hits=hits), decisions=()), (), "again").text()
+    text = RoutingReport(
+        replace(GOOD, workers=two_workers(hits=hits), decisions=()), (), "again"
+    ).text()
     assert text.startswith("Nothing found.\n")
     assert (
         "\nExpected hits are only approximate at worker 0 (http://gpu1:8000), worker 1 "
         "(http://gpu2:8000). The router has no tokenizer. To make them exact: --tokenizer DIR"
     ) in text
-    for exact in (both(hits=HitsRow("exact")), both(hits=hits, events=None)):
+    for exact in (two_workers(hits=HitsRow("exact")), two_workers(hits=hits, events=None)):
         assert "approximate" not in RoutingReport(replace(GOOD, workers=exact), (), "").text()
 
 
@@ -75,15 +77,15 @@ def test_a_pool_without_requests_or_workers_has_no_findings() -> None:
 
 
 def test_normal_conditions_are_not_reported_as_causes() -> None:
-    hybrid = both(block_size=768, engine={"settings": {"block_size": "16"}})
-    ranks = tuple(replace(one, answered=1.0) for one in both(rank=1))
+    hybrid = two_workers(block_size=768, engine={"settings": {"block_size": "16"}})
+    ranks = tuple(replace(one, answered=1.0) for one in two_workers(rank=1))
     few = decisions(3, expected_hit_tokens=0, cached_tokens=0)
     for facts in (
         replace(GOOD, workers=hybrid),  # the engine's page has 16, its events another size
         replace(GOOD, workers=ranks),  # an engine's counts are of all its ranks
         replace(GOOD, decisions=few),
         replace(GOOD, tokenizer_exact={}, decisions=decisions(approximate=True)),
-        replace(GOOD, workers=both(kind="triton", events=None, engine={"endpoints": None})),
+        replace(GOOD, workers=two_workers(kind="triton", events=None, engine={"endpoints": None})),
         replace(GOOD, others={"http://r2:8081": frozenset({"http://gpu9:8000"})}),
         replace(GOOD, workers=(worker(0, state="down", events=None),)),
     ):
@@ -99,7 +101,7 @@ def test_the_cause_that_affects_more_tokens_is_first() -> None:
 
 
 def test_the_report_has_each_finding_with_its_sources() -> None:
-    facts = replace(GOOD, decisions=COLD, workers=both(events=None), unread=("engine x",))
+    facts = replace(GOOD, decisions=COLD, workers=two_workers(events=None), unread=("engine x",))
     report = RoutingReport(facts, judge_routing(facts), "warmroute doctor --routing URL")
     text = report.text()
     for part in (
