@@ -287,7 +287,7 @@ async def test_the_limit_field_shows_why_a_request_waits(whole: Whole, tmp_path:
 RUN: Mapping[str, Callable[..., object] | str] = {
     "pip install '.[grpc]'": test_the_documented_extra_exists,
     "pip install 'tritonclient[http]'": (
-        "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
+        "tests/live/test_kserve.py::test_the_documented_client_gets_an_answer"
     ),
     "warmroute serve --port 8000": (
         "tests/engines/test_triton_grpc.py::test_the_documented_command_finds_grpc_beside_http"
@@ -297,7 +297,7 @@ RUN: Mapping[str, Callable[..., object] | str] = {
     ),
     "warmroute workers": test_the_doctor_explains_requests_waiting_in_our_engine,
     "curl -s localhost:8000": (
-        "tests/live/test_kserve.py::test_the_client_in_the_docs_gets_an_answer"
+        "tests/live/test_kserve.py::test_the_documented_client_gets_an_answer"
     ),
     "curl -si localhost:8000": test_the_explain_header_shows_the_tensors_used_for_routing,
     "curl 'http://127.0.0.1:8081/explain": test_the_limit_field_shows_why_a_request_waits,
@@ -309,7 +309,7 @@ RUN: Mapping[str, Callable[..., object] | str] = {
     "warmroute doctor http://gpu1:8000 --probe": test_measured_times_are_read_by_the_planner,
     "warmroute doctor": test_the_doctor_explains_requests_waiting_in_our_engine,
     "warmroute-sim instances --base-s": (
-        "tests/simulator/cli/test_instances.py::test_the_page_on_triton_shows_what_is_printed"
+        "tests/simulator/cli/test_instances.py::test_the_triton_page_shows_the_commands_output"
     ),
     "warmroute-sim instances": test_measured_times_are_read_by_the_planner,
     "warmroute-engine": test_the_doctor_explains_requests_waiting_in_our_engine,

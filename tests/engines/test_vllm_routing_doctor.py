@@ -16,7 +16,7 @@ from tests.engines.lying_front import fronted
 from tests.engines.model import LORA
 from tests.engines.pool import Pool, routed, started
 from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,7 +42,7 @@ async def found(
         status, answer = await pool.ask("/v1/completions", sent)
         assert status == 200, answer
     words = ("doctor", "--routing", pool.router.admin, "--seconds", "0.5", "--json", *more)
-    status, said = await said_by(*words)
+    status, said = await output_of(*words)
     report = json.loads(said)
     assert status == bool(report["findings"]), said
     return [one["cause"] for one in report["findings"]]
@@ -50,7 +50,7 @@ async def found(
 
 async def found_alone(url: str) -> list[str]:
     """Return the causes that the doctor finds at a server without a router."""
-    _, said = await said_by("doctor", "--routing", url, "--seconds", "0.5", "--json")
+    _, said = await output_of("doctor", "--routing", url, "--seconds", "0.5", "--json")
     return [one["cause"] for one in json.loads(said)["findings"]]
 
 

@@ -9,7 +9,7 @@ from simulator.live import processes
 from tests.live.stack import WAIT_S
 
 
-async def said_by(*arguments: str, module: str = "router") -> tuple[int, str]:
+async def output_of(*arguments: str, module: str = "router") -> tuple[int, str]:
     """Run a command until it exits; return (exit status, its whole output on stdout and stderr)."""
     with tempfile.TemporaryFile() as sink:
         process = await processes.launch(module, arguments, sink)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import Stack, running
 
 
 async def run(stack: Stack | None, *arguments: str, admin: str = "") -> tuple[int, str]:
     url = admin or (stack.admin if stack is not None else "")
-    return await said_by(*arguments, "--admin", url)
+    return await output_of(*arguments, "--admin", url)
 
 
 async def test_the_workers_command_lists_drains_undrains_removes_and_adds_workers(

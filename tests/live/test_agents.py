@@ -18,7 +18,7 @@ from aiohttp import web
 
 from simulator.live.processes import Programs
 from tests.live.api_engine import message_events, message_usage, responses_events
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, running, until
 from tests.served_app import served_by
 
@@ -223,7 +223,7 @@ async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> No
         for row in rows:
             await sent(http, router.url, row, MODEL)
         words = ("doctor", "--routing", router.facts["admin"], "--seconds", "0.2", "--json")
-        status, said = await said_by(*words)
+        status, said = await output_of(*words)
     report = json.loads(said)
     assert status == 1
     finding = report["findings"][0]

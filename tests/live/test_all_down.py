@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from simulator.live.processes import Programs
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, engine_arguments, running, until
 
 
@@ -109,7 +109,7 @@ async def test_an_invalid_configuration_ends_the_start_and_the_error_names_the_k
 ) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("policy: hybrid\nlimits:\n  body_bytes: 12\nlisten: 80\n")
-    status, text = await said_by("serve", "--config", str(file), "--port", "99999")
+    status, text = await output_of("serve", "--config", str(file), "--port", "99999")
     assert status == 2
     for words in ("bad.yaml:3", "limits.body_bytes", "bad.yaml:4", "listen", "--port"):
         assert words in text
@@ -121,7 +121,7 @@ async def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
             "first", "router", ["serve", "--port", "0", "--admin-port", "0"]
         )
         port = first.url.rpartition(":")[2]
-        status, text = await said_by("serve", "--port", port, "--admin-port", "0")
+        status, text = await output_of("serve", "--port", port, "--admin-port", "0")
         assert status == 1
         assert port in text
         assert "Traceback" not in text

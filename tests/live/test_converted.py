@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from simulator.live.processes import Programs
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 
@@ -31,7 +31,7 @@ async def test_a_converted_sglang_command_line_serves_chats_and_keeps_its_limit(
             f"--port {port} --prometheus-port {admin} --max-concurrent-requests 1 --queue-size 1 "
             f"--queue-timeout-secs 60 --worker-urls {' '.join(worker.url for worker in workers)}"
         )
-        status, said = await said_by("config", "--from", command)
+        status, said = await output_of("config", "--from", command)
         assert status == 0, said
         file.write_text(said[: said.index("sglang-router 0.3.2 ", said.index("workers:"))])
         router = await programs.start("router", "router", ["serve", "--config", str(file)])

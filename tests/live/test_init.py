@@ -13,7 +13,7 @@ from aiohttp import web
 from router.cli.find_engines import configuration, find_engines, free_ports
 from router.engines.spec import WorkerSpec
 from simulator.live.processes import Programs
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.light_engine import LightEngine
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, engine_arguments
@@ -21,7 +21,7 @@ from tests.served_app import served_by
 
 
 async def used(path: Path) -> Any:
-    status, said = await said_by("config", "--check", str(path))
+    status, said = await output_of("config", "--check", str(path))
     assert (status, said[:4]) == (0, "ok: "), said
     return read(path)
 
@@ -37,20 +37,20 @@ async def test_init_recognizes_engines_and_writes_them_to_the_file(tmp_path: Pat
         pasted = engine.url.removeprefix("http://") + "/v1"
         gone = f"http://127.0.0.1:{lasting_port()}"
         workers = ("--worker", pasted, "--worker", engine.url, "--worker", f"{gone},weight=2")
-        status, said = await said_by("init", *workers, "--out", str(out))
+        status, said = await output_of("init", *workers, "--out", str(out))
         assert status == 0, said
         assert f"found {engine.url}: kind warmroute, models {MODEL}, block size 16" in said
         assert f"found {gone}: not recognized: " in said
         assert f"wrote {out}; next: warmroute serve --config {out}" in said
         assert (await used(out))["workers"] == [engine.url, f"{gone},weight=2"]
         before = out.read_text()
-        status, said = await said_by("init", "--out", str(out))
+        status, said = await output_of("init", "--out", str(out))
         assert (status, "exists: give --force" in said) == (2, True)
         assert out.read_text() == before
-        status, said = await said_by("init", *workers[:2], "--out", str(out), "--force")
+        status, said = await output_of("init", *workers[:2], "--out", str(out), "--force")
         assert (await used(out))["workers"] == [engine.url]
         assert len(out.read_text().splitlines()) <= 16
-        status, said = await said_by("init", *workers[:2], "--out", "-")
+        status, said = await output_of("init", *workers[:2], "--out", "-")
         assert (status, "\nport: " in said) == (0, True)
 
 
@@ -134,7 +134,7 @@ async def test_bad_input_gives_a_one_line_error(
     tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     given = [text.replace("FOLDER", str(tmp_path)) for text in arguments]
-    status, said = await said_by("init", *given)
+    status, said = await output_of("init", *given)
     assert status == 2
     assert says in said
     assert len(said.splitlines()) == 1

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from router.keys.key_file import hash_of
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
 
 FREE, RARE, PICKY, ONE = "sk-free-aaaaaaaa", "sk-rare-bbbbbbbb", "sk-picky-cccccc", "sk-one-ddd"
@@ -172,8 +172,8 @@ async def test_the_admin_port_has_its_own_keys(tmp_path: Path) -> None:
         file = tmp_path / "one"
         file.write_text(f"{ONE}\n")
         command = ["kv", "--admin", stack.admin, "--worker", "0"]
-        assert (await said_by(*command))[0] == 2
-        assert (await said_by(*command, "--admin-key-file", str(file)))[0] == 0
+        assert (await output_of(*command))[0] == 2
+        assert (await output_of(*command, "--admin-key-file", str(file)))[0] == 0
 
 
 async def test_a_new_key_works_and_is_shown_once(tmp_path: Path) -> None:
@@ -195,6 +195,6 @@ async def test_a_new_key_works_and_is_shown_once(tmp_path: Path) -> None:
     expected = "ok: 2 keys, 1 of them in plain text, 1 named tenants\n"
     assert await command("check", str(file)) == (0, expected, "")
     file.write_text(line + key)
-    code, said = await said_by("keys", "check", str(file))
+    code, said = await output_of("keys", "check", str(file))
     assert (code, ":2: expected" in said, key in said) == (2, True, False)
-    assert (await said_by("keys", "new", "two words"))[0] == 2
+    assert (await output_of("keys", "new", "two words"))[0] == 2

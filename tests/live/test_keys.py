@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.api_engine import api_engine
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, misbehaving, running
 
 KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
@@ -100,7 +100,7 @@ async def test_an_invalid_key_file_ends_the_start_and_the_error_shows_no_key(
     file = tmp_path / "keys"
     file.write_bytes(content)
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--api-keys-file", str(file)]
-    status, text = await said_by(*arguments)
+    status, text = await output_of(*arguments)
     assert status == 2, text
     assert says in text
     assert KEY not in text

@@ -348,7 +348,7 @@ async def test_the_documented_command_prints_how_a_request_was_routed(stack) -> 
     assert found[2].startswith('"routed_by":"')
 
 
-async def test_the_client_in_the_docs_gets_an_answer(stack) -> None:
+async def test_the_documented_client_gets_an_answer(stack) -> None:
     """The first request on the docs page gets an answer, and so does the page's program with
     `tritonclient`.
     """

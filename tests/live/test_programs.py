@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, WAIT_S, engine_arguments, running
 
 IGNORING = 'trap "" INT; exec "$@"'  # as a background job of a non-interactive shell
@@ -65,7 +65,7 @@ async def test_sigterm_and_sigint_end_a_program_started_with_sigint_ignored(modu
     ],
 )
 async def test_wrong_arguments_give_a_one_line_error(module, code, says) -> None:
-    status, said = await said_by(*module[1:], module=module[0])
+    status, said = await output_of(*module[1:], module=module[0])
     (line,) = [line for line in said.splitlines() if " INFO " not in line]
     assert says in line
     assert status == code
@@ -76,7 +76,7 @@ async def test_wrong_arguments_give_a_one_line_error(module, code, says) -> None
 async def test_a_port_in_use_is_the_only_error_that_a_router_logs(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, said = await said_by(*ROUTER[1:], flag, str(port))
+        status, said = await output_of(*ROUTER[1:], flag, str(port))
     *before, last = said.splitlines()
     shown = " (--grpc-port)" if flag == "--grpc-port" else ""
     assert f"cannot listen on 127.0.0.1, port {port}{shown}: address already in use" in last

@@ -21,7 +21,7 @@ from router.record.salt import salt_in
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import read_recorded
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
 
 TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; no file may hold these token ids
@@ -223,7 +223,7 @@ async def test_a_reload_to_another_policy_writes_a_new_header(tmp_path: Path) ->
 @pytest.mark.parametrize("flag", ["--request-log", "--record-facts"])
 async def test_an_unwritable_file_ends_the_start(tmp_path: Path, flag: str) -> None:
     place = Path("/proc/version/log") if flag == "--request-log" else Path("/proc/warmroute-facts")
-    status, said = await said_by("serve", "--port", "0", "--admin-port", "0", flag, str(place))
+    status, said = await output_of("serve", "--port", "0", "--admin-port", "0", flag, str(place))
     assert status in (1, 2)
     assert str(place.parent) in said
     assert flag.strip("-").replace("-", "_") in said

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from tests.engine.model_dirs import write_model
-from tests.live.commands import said_by
+from tests.live.commands import output_of
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 
 HEAD = [1_000 + n for n in range(400)]
@@ -36,7 +36,7 @@ async def drive(stack: Stack, count: int = 12, head: Sequence[int] = HEAD) -> No
 async def doctor(stack: Stack, *more: str, seconds: float = 0.2) -> tuple[int, dict[str, Any]]:
     """Run the doctor; return its exit status and report."""
     words = ("doctor", "--routing", stack.admin, "--seconds", str(seconds), "--json", *more)
-    status, said = await said_by(*words)
+    status, said = await output_of(*words)
     return status, dict(json.loads(said))
 
 
@@ -99,12 +99,12 @@ async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[st
 async def alone(*urls: str, status: int) -> dict[str, Any]:
     """Run the doctor on engines without a router; check its exit status and return its report."""
     words = [word for url in urls for word in ("--routing", url)]
-    code, said = await said_by("doctor", *words, "--seconds", "0.2", "--json")
+    code, said = await output_of("doctor", *words, "--seconds", "0.2", "--json")
     assert code == status, said
     return dict(json.loads(said))
 
 
-async def test_engines_without_a_router(tmp_path: Path) -> None:
+async def test_the_doctor_examines_engines_without_a_router(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         urls = [worker.url for worker in stack.workers]
         report = await alone(*urls, status=0)
@@ -125,16 +125,16 @@ async def test_engines_without_a_router(tmp_path: Path) -> None:
         assert report["findings"][0]["cause"] == "prefix-caching-off"
 
 
-async def test_what_is_neither_a_router_nor_an_engine_is_said(tmp_path: Path) -> None:
+async def test_an_address_that_is_neither_router_nor_engine_is_reported(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         for urls in ((stack.url,), (stack.workers[0].url, stack.admin)):
             words = [word for url in urls for word in ("--routing", url)]
-            status, said = await said_by("doctor", *words, "--seconds", "0.2")
+            status, said = await output_of("doctor", *words, "--seconds", "0.2")
             assert status == 2
             assert "Give routers alone, or engines alone" in said
 
 
-async def test_a_healthy_pool_shows_nothing(tmp_path: Path) -> None:
+async def test_a_healthy_pool_has_no_findings(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         status, report = await doctor(stack)
         assert (status, report["findings"], report["requests"]) == (0, [], 0)
@@ -152,7 +152,7 @@ async def test_a_healthy_pool_shows_nothing(tmp_path: Path) -> None:
         (",block_size=32", "block-sizes", "take block_size= out"),
     ],
 )
-async def test_a_worker_s_line_is_wrong_and_then_mended(
+async def test_wrong_worker_options_are_found_until_they_are_corrected(
     tmp_path: Path, options: str, cause: str, change: str
 ) -> None:
     async with one_worker(tmp_path, options) as stack:
@@ -164,7 +164,7 @@ async def test_a_worker_s_line_is_wrong_and_then_mended(
         await healthy_after(stack, 12)
 
 
-async def test_events_of_another_engine(tmp_path: Path) -> None:
+async def test_events_of_another_engine_are_found(tmp_path: Path) -> None:
     async with one_worker(tmp_path) as stack:
         other = await stack.programs.start("other", "engine", engine_arguments())
         async with stack.http.get(f"{stack.workers[0].url}/kv_event_sources") as reply:
@@ -182,7 +182,7 @@ async def test_events_of_another_engine(tmp_path: Path) -> None:
         await healthy_after(stack)
 
 
-async def test_prefix_caching_is_off_and_events_are_silent(tmp_path: Path) -> None:
+async def test_disabled_prefix_caching_and_missing_events_are_found(tmp_path: Path) -> None:
     async with one_worker(tmp_path) as stack:
         worker = stack.workers[0].url
         async with shown_as(stack, worker, 'enable_prefix_caching="False"') as front:
@@ -196,7 +196,7 @@ async def test_prefix_caching_is_off_and_events_are_silent(tmp_path: Path) -> No
         await healthy_after(stack)
 
 
-async def test_the_router_has_no_tokenizer(tmp_path: Path) -> None:
+async def test_a_missing_tokenizer_is_found(tmp_path: Path) -> None:
     async with running(tmp_path, workers=2) as stack:
         for number in range(8):
             status, answer = await stack.complete(f"{number} {TEXT}")
@@ -205,7 +205,9 @@ async def test_the_router_has_no_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cause", ["tokenizer-differs", "template-differs"])
-async def test_the_router_has_another_tokenizer_or_template(tmp_path: Path, cause: str) -> None:
+async def test_another_tokenizer_or_template_than_the_engines_is_found(
+    tmp_path: Path, cause: str
+) -> None:
     own, engines = (write_model(tmp_path / name) for name in ("own", "engines"))
     if cause == "tokenizer-differs":
         tokenizer = json.loads((own / "tokenizer.json").read_text())
@@ -227,7 +229,7 @@ async def test_the_router_has_another_tokenizer_or_template(tmp_path: Path, caus
         assert (await first(stack, "--tokenizer", str(own)))["cause"] == cause
 
 
-async def test_the_router_has_the_engines_tokenizer(tmp_path: Path) -> None:
+async def test_the_engines_own_tokenizer_gives_no_finding(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     router = ["--tokenizer", str(folder)]
     async with one_worker(tmp_path, router=router, tokenizer=folder) as stack:
@@ -237,7 +239,7 @@ async def test_the_router_has_the_engines_tokenizer(tmp_path: Path) -> None:
         assert (status, report["findings"]) == (0, []), report
 
 
-async def test_prompts_of_salts_and_heads_of_their_own(tmp_path: Path) -> None:
+async def test_prompts_with_unique_salts_or_beginnings_are_found(tmp_path: Path) -> None:
     bodies = tmp_path / "bodies.jsonl"
     async with running(tmp_path) as stack:
         salted = [{"prompt": HEAD, "cache_salt": f"salt-{n}"} for n in range(10)]
@@ -258,7 +260,7 @@ async def test_prompts_of_salts_and_heads_of_their_own(tmp_path: Path) -> None:
         assert (status, report["findings"]) == (0, []), report
 
 
-async def test_prompts_are_shorter_than_a_block(tmp_path: Path) -> None:
+async def test_prompts_shorter_than_a_block_are_found(tmp_path: Path) -> None:
     async with one_worker(tmp_path, **{"block-size": 512}) as stack:
         await drive(stack)
         assert (await first(stack))["cause"] == "short-prompts"
@@ -270,7 +272,7 @@ async def decides_by(stack: Stack, policy: str) -> bool:
         return policy in await reply.text()
 
 
-async def test_the_policy_does_not_look_at_caches(tmp_path: Path) -> None:
+async def test_a_policy_that_ignores_caches_is_found(tmp_path: Path) -> None:
     config = tmp_path / "router.yaml"
     config.write_text("policy: round_robin\n")
     async with running(tmp_path, workers=2, router=["--config", str(config)]) as stack:
@@ -285,7 +287,7 @@ async def test_the_policy_does_not_look_at_caches(tmp_path: Path) -> None:
         await healthy_after(stack)
 
 
-async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
+async def test_a_too_small_index_of_the_router_is_found(tmp_path: Path) -> None:
     config = tmp_path / "router.yaml"
     config.write_text("limits: {index_entries: 1024}\n")
     async with running(tmp_path, router=["--config", str(config)]) as stack:
@@ -294,7 +296,7 @@ async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
         assert (await first(stack))["cause"] == "index-too-small"
 
 
-async def test_the_cache_is_too_small(tmp_path: Path) -> None:
+async def test_a_too_small_cache_is_found(tmp_path: Path) -> None:
     """The doctor finds that the cache is too small for the active sessions; the sessions continue
     meanwhile, because ended ones need no cache.
     """
@@ -312,7 +314,7 @@ async def test_the_cache_is_too_small(tmp_path: Path) -> None:
             sessions.cancel()
 
 
-async def test_clients_pass_by_the_router(tmp_path: Path) -> None:
+async def test_requests_that_bypass_the_router_are_found(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         await drive(stack)
 
@@ -331,7 +333,7 @@ async def test_clients_pass_by_the_router(tmp_path: Path) -> None:
         assert (await doctor(stack))[0] == 0
 
 
-async def test_two_routers_that_do_not_share(tmp_path: Path) -> None:
+async def test_two_routers_without_shared_state_are_found(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         arguments = ["serve", "--port", "0", "--admin-port", "0"]
         arguments += ["--worker", stack.workers[0].url]
@@ -341,7 +343,7 @@ async def test_two_routers_that_do_not_share(tmp_path: Path) -> None:
         assert found["cause"] == "routers-apart"
 
 
-async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_an_invalid_or_unreachable_address_is_reported_in_one_line(tmp_path: Path) -> None:
     async with running(tmp_path, workers=1) as stack:
         for words, says in (
             (("--routing", "http://127.0.0.1:9"), "cannot connect"),
@@ -355,6 +357,6 @@ async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
             (("--routing", stack.admin, "--admin-key-file", "/none"), "No such file"),
             (("--routing", stack.admin, "--seconds", "0"), "cannot be watched"),
         ):
-            status, said = await said_by("doctor", *words)
+            status, said = await output_of("doctor", *words)
             assert (status, said.count("\n"), said[:7]) == (2, 1, "error: "), said
             assert says in said

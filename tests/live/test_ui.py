@@ -54,7 +54,7 @@ def inert(page: Page, one: Crowd) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_a_thousand_workers_fit_and_can_be_read(tmp_path: Path) -> None:
+async def test_a_thousand_workers_fit_on_the_page_and_are_readable(tmp_path: Path) -> None:
     async with crowd(1000, policy="warmset") as one:
         await busy(one, 6, 40)
         async with shown(one, tmp_path / "profile", 1280) as page:
@@ -91,7 +91,7 @@ async def readable(page: Page, width: int) -> None:
             assert contrast(inks[name], inks[ground]) >= 3.0, (name, ground)
 
 
-async def test_names_that_are_html_stay_text(tmp_path: Path) -> None:
+async def test_names_with_html_are_shown_as_text(tmp_path: Path) -> None:
     async with crowd(2, policy="warmset") as one:
         one.join(models=("m", HOSTILE))
         member = one.router.fleet.members[2]
@@ -125,7 +125,7 @@ def attempt(deed: str) -> str:
     return f"(() => {{ try {{ {deed}; return 'done'; }} catch (e) {{ return e.name; }} }})()"
 
 
-async def test_why_hits_are_not_exact_is_said(tmp_path: Path) -> None:
+async def test_the_page_shows_why_hits_are_not_exact(tmp_path: Path) -> None:
     async with crowd(8) as one:
         await busy(one, 2, 4)
         async with shown(one, tmp_path / "profile", 1280) as page:
@@ -161,7 +161,9 @@ async def test_the_keyboard_reaches_every_worker_and_opens_one(tmp_path: Path) -
             inert(page, one)
 
 
-async def test_a_full_pool_is_no_error_and_a_dead_worker_has_no_hits(tmp_path: Path) -> None:
+async def test_a_full_pool_shows_no_error_and_a_dead_worker_no_hits(
+    tmp_path: Path,
+) -> None:
     async with crowd(3) as one:
         for _ in range(3):
             for n in range(12):
@@ -194,7 +196,7 @@ async def test_a_full_pool_is_no_error_and_a_dead_worker_has_no_hits(tmp_path: P
             inert(page, one)
 
 
-async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
+async def test_selecting_a_trunk_highlights_the_workers_that_hold_it(tmp_path: Path) -> None:
     async with crowd(40, policy="warmset") as one:
         await busy(one, 6, 30)
         async with shown(one, tmp_path / "profile", 1280) as page:
@@ -230,7 +232,7 @@ async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
             )
 
 
-async def test_a_page_that_nobody_sees_asks_nothing(tmp_path: Path) -> None:
+async def test_a_hidden_page_sends_no_requests(tmp_path: Path) -> None:
     async with crowd(2) as one, shown(one, tmp_path / "profile", 1280) as page:
         # A headless tab is never hidden, so the test says that it is.
         hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
@@ -246,7 +248,7 @@ async def test_a_page_that_nobody_sees_asks_nothing(tmp_path: Path) -> None:
         assert len(page.asked) > asked
 
 
-async def test_decisions_are_filtered_and_stand_still_when_asked_to(tmp_path: Path) -> None:
+async def test_decisions_can_be_filtered_and_paused(tmp_path: Path) -> None:
     async with crowd(3, policy="round_robin") as one:
         for n in range(12):
             await one.send(tenant=("red", "green")[n % 2])
@@ -289,7 +291,7 @@ async def type_into(page: Page, selector: str, value: str) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
+async def test_a_killed_worker_is_shown_first_and_in_red_until_its_restart(
     tmp_path: Path,
 ) -> None:
     """The page shows a killed worker first and in red, and no longer after its restart; one of four
@@ -338,7 +340,7 @@ async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
         assert page.complaints == []
 
 
-async def test_cells_say_who_a_worker_is_and_why_it_is_not_well(tmp_path: Path) -> None:
+async def test_cells_show_a_workers_address_and_why_it_is_not_healthy(tmp_path: Path) -> None:
     """Each cell shows a worker's address and why it is not healthy with 64 workers; with 1,000 the
     block at the top does.
     """
@@ -396,7 +398,9 @@ async def test_curves_have_axes_with_units_and_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> None:
+async def test_the_page_shows_that_its_router_is_lost_and_continues_with_a_new_one(
+    tmp_path: Path,
+) -> None:
     router = ["--policy", "warmset"]
     async with (
         running(tmp_path, workers=2, router=router) as stack,
@@ -428,7 +432,7 @@ async def test_a_lost_router_is_said_and_a_new_one_taken_up(tmp_path: Path) -> N
         assert await page.run(ROWS) == 0
 
 
-async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> None:
+async def test_pressing_the_doctor_button_shows_the_doctors_answer(tmp_path: Path) -> None:
     """The page shows the doctor's answer when its button is pressed. The answer is made up here;
     test_first_light.py tests a router's own answer.
     """
@@ -455,7 +459,9 @@ async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> N
         assert await page.run(NAMELESS) == []
 
 
-async def test_a_key_is_asked_for_kept_in_memory_and_refused_when_wrong(tmp_path: Path) -> None:
+async def test_the_page_requests_a_key_keeps_it_in_memory_and_reports_a_wrong_key(
+    tmp_path: Path,
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret-one operator\n")
     async with crowd(2, admin_keys_file=str(keys)) as one:

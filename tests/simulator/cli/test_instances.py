@@ -158,7 +158,7 @@ def test_the_error_for_wrong_usage_names_the_remedy(
     assert told in said.err
 
 
-def test_the_page_on_triton_shows_what_is_printed(run: Run) -> None:
+def test_the_triton_page_shows_the_commands_output(run: Run) -> None:
     """The page on Triton shows the command's output word for word, without the legend."""
     page = PAGE.read_text().split("## How many instances?")[1]
     command, _, told = page.split("```\n")[1].partition("\n")
