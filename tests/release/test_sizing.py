@@ -32,7 +32,7 @@ def test_cores_and_routers_equal_the_formula() -> None:
 @pytest.mark.parametrize(
     ("value", "shown"), [(0.0341, "0.034"), (1.26, "1.3"), (141, "140"), (12_340, "12,000")]
 )
-def test_figures_have_two_significant_digits(value: float, shown: str) -> None:
+def test_values_have_two_significant_digits(value: float, shown: str) -> None:
     assert two_digits(value) == shown
 
 

@@ -81,7 +81,7 @@ def test_the_top_level_has_exactly_the_listed_folders_and_files() -> None:
     assert there == TOP_LEVEL, f"too many: {there - TOP_LEVEL}, missing: {TOP_LEVEL - there}"
 
 
-def test_no_other_distribution_owns_our_import_names() -> None:
+def test_no_other_distribution_uses_the_products_import_names() -> None:
     """No other installed distribution uses our import names. They are plain words, and two owners
     of one folder would overwrite each other's files.
     """

@@ -220,7 +220,7 @@ async def test_workers_of_a_service_are_added_stopped_and_removed() -> None:
         assert server.asked[1]["allowWatchBookmarks"] in ("true", "True")
 
 
-async def test_a_version_too_old_means_a_new_list() -> None:
+async def test_an_expired_version_means_a_new_list() -> None:
     async with api_server() as server, followed_service(server) as told:
         server.set_next_list(10, endpoint_slice("a", 9, endpoint("10.0.0.1")))
         assert serving_hosts(await anext(told)) == ["10.0.0.1:8000"]

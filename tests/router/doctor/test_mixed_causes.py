@@ -200,7 +200,7 @@ HEALTHY = {
 }
 
 
-def test_gauges_shown_by_two_instances_are_not_summed() -> None:
+def test_the_block_size_of_two_instances_is_not_summed() -> None:
     pages = [2 * page for page in trt(**(_BUSY | {"active": 60, "kv_used": 480}))]
     made = pool(triton([_COPIES], ran("tensorrt_llm"), gauges=pages), max_tokens=800.0)
     found = judge(made)[0]
