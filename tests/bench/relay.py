@@ -32,7 +32,7 @@ from router.http.reply import Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from tests.router.server_support import behind
+from tests.router.server_support import serving
 
 EVENT = b"data: " + b"x" * 192 + b"\n\n"
 EVENT_CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
@@ -113,7 +113,7 @@ async def serve_relay(worker_port: int, native: bool, with_scan: bool) -> None:
         assert outcome.error is None, outcome.error
         return reply
 
-    async with behind(handle, paths=()) as it:
+    async with serving(handle, paths=()) as it:
         print(it.port, flush=True)
         await asyncio.Event().wait()
 

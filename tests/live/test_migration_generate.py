@@ -17,7 +17,7 @@ from aiohttp import web
 
 from engine.timed import continuation
 from tests.live.stack import running
-from tests.router.migration.generated_streams import PROMPT, said, stream
+from tests.router.migration.generated_streams import PROMPT, parsed_stream, stream
 from tests.router.migration.migration_engines import VOCAB, texts
 from tests.served_app import served_by
 
@@ -84,7 +84,7 @@ async def test_an_answer_continues_at_another_worker(tmp_path: Path) -> None:
                 assert reply.status == 200, await reply.text()
                 assert reply.headers["x-warmroute-migratable"] == "1"
                 out = await reply.read()
-            text, ids, metas = said(out, "whole")
+            text, ids, metas = parsed_stream(out, "whole")
             tokens = continuation(PROMPT, TOTAL, VOCAB)
             assert (text, ids) == ("".join(texts(tokens, last=True)), tokens)
             assert len({meta["id"] for meta in metas}) == 1

@@ -19,7 +19,7 @@ from router.replicas.membership import VERSION, ReplicaRefusedError
 from tests.effort import EFFORT
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.pauses import running_s
-from tests.router.replicas.replica_support import TERMS, Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import TERMS, Replica, all_present, fleet, until
 
 pytestmark = needs_redis
 DETECTED_S, BACK_S = 1.5, 2.0
@@ -89,11 +89,11 @@ async def test_dropped_packets_are_detected_and_the_link_recovers(far: Network, 
         took_s = await running_s(until(lambda: not a.link.up and not b.link.up))
         assert took_s < DETECTED_S + SLACK_S
         await until(lambda: a.link.stale_s > 2.0)  # several attempts have failed
-        assert a.sees(b)()
+        assert a.has_peers(b)()
         far.mend()
-        assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
-        a.say(b"after")
-        await until(b.hears(b"after"))
+        assert await running_s(all_present(a, b)) < BACK_S + SLACK_S
+        a.send(b"after")
+        await until(b.received(b"after"))
         far.cut()
         await until(lambda: not a.link.up and not b.link.up)
     assert caplog.text.count("does not answer") <= 4
@@ -152,17 +152,17 @@ async def test_replicas_recover_from_any_order_of_faults(tmp_path: Path, seed: i
         async with fleet(server.url, "a", "b", "c") as replicas:
             for _ in range(12):
                 for replica in replicas:
-                    replica.say(b"x" * draw.randrange(1, 5_000))
+                    replica.send(b"x" * draw.randrange(1, 5_000))
                 await asyncio.to_thread(getattr(faults, draw.choice(names)))
                 await asyncio.sleep(draw.uniform(0.0, 0.4))
             await asyncio.to_thread(faults.heal)
-            await all_see_each_other(*replicas)
+            await all_present(*replicas)
             for replica in replicas:
                 assert not replica.link._running.done()
-                replica.say(replica.identity.encode())
+                replica.send(replica.identity.encode())
             words = {replica.identity.encode() for replica in replicas}
             for replica in replicas:
-                await until(replica.hears(*(words - {replica.identity.encode()})))
+                await until(replica.received(*(words - {replica.identity.encode()})))
                 heard = [(peer, word) for peer, word in replica.notes.heard if word in words]
                 assert len(heard) == len(set(heard)) == 2
     assert "Traceback" not in caplog.text
@@ -193,11 +193,11 @@ async def test_messages_of_another_version_are_not_read(tmp_path: Path):
             c = Replica(server.url, "c", {**TERMS, VERSION: "2"})
             c.link.start()  # like a router that started without Redis
             await until(lambda: len(a.link.membership.peers) == 2)
-            c.say(b"strange")
-            b.say(b"familiar")
-            await until(a.hears(b"familiar"))
-            assert a.sees(b)()
+            c.send(b"strange")
+            b.send(b"familiar")
+            await until(a.received(b"familiar"))
+            assert a.has_peers(b)()
             await until(lambda: c.identity in a.link.disagreements.now)
             await c.link.aclose()
             await until(lambda: not a.link.disagreements.now)
-            assert a.notes.words() == [b"familiar"]
+            assert a.notes.messages() == [b"familiar"]

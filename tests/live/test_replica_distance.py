@@ -156,9 +156,9 @@ async def test_messages_arrive_little_later_than_the_network_delay(server: Redis
         late_s = []
         for number in range(40):
             word = b"%d" % number
-            a.say(word)
+            a.send(word)
             a.notes.on_news()
-            late_s.append(await until(b.hears(word)))
+            late_s.append(await until(b.received(word)))
         median_s = statistics.median(late_s)
         print(f"news came after {median_s * 1e3:.0f} ms, {max(late_s) * 1e3:.0f} at most")
         assert 2 * ONE_WAY_S <= median_s < LATE_S

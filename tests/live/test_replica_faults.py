@@ -12,7 +12,7 @@ import pytest
 
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.pauses import running_s
-from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_present, fleet, until
 
 pytestmark = needs_redis
 DETECTED_S = 1.5
@@ -31,10 +31,10 @@ def all_part(*replicas: Replica):
 
 
 async def until_messages_pass_both_ways(a: Replica, b: Replica) -> None:
-    a.say(b"from a")
-    b.say(b"from b")
-    await until(b.hears(b"from a"))
-    await until(a.hears(b"from b"))
+    a.send(b"from a")
+    b.send(b"from b")
+    await until(b.received(b"from a"))
+    await until(a.received(b"from b"))
 
 
 async def test_replicas_reconnect_after_redis_was_killed_and_restarted_empty(server, caplog):
@@ -43,15 +43,15 @@ async def test_replicas_reconnect_after_redis_was_killed_and_restarted_empty(ser
         for times in (1, 2):
             server.kill()
             assert await running_s(until(all_part(a, b))) < DETECTED_S + SLACK_S
-            assert a.sees(b)(), "what is known stays"
+            assert a.has_peers(b)(), "what is known stays"
             assert a.link.stale_s >= 0.0
             server.start()
-            assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
+            assert await running_s(all_present(a, b)) < BACK_S + SLACK_S
             await until_messages_pass_both_ways(a, b)
             a.notes.heard.clear()
             b.notes.heard.clear()
             assert (a.notes.parts, a.notes.joins) == (times, times + 1)
-        assert a.notes.told_present[1:] == [{b.identity}] * len(a.notes.told_present[1:])
+        assert a.notes.presence_calls[1:] == [{b.identity}] * len(a.notes.presence_calls[1:])
     lost = [r for r in caplog.records if "continues with its last known state" in r.getMessage()]
     assert 4 <= len(lost) <= 12, "one line for each change, not for each attempt"
 
@@ -60,9 +60,9 @@ async def test_replicas_part_while_redis_is_paused_and_reconnect_afterwards(serv
     async with fleet(server.url, "a", "b") as (a, b):
         server.pause()
         assert await running_s(until(all_part(a, b))) < DETECTED_S + SLACK_S
-        a.say(b"into the void")
+        a.send(b"into the void")
         server.go_on()
-        assert await running_s(all_see_each_other(a, b)) < BACK_S + SLACK_S
+        assert await running_s(all_present(a, b)) < BACK_S + SLACK_S
         await until_messages_pass_both_ways(a, b)
 
 
@@ -84,7 +84,7 @@ async def test_replicas_connect_when_redis_starts_after_them(server, caplog):
     await until(lambda: caplog.text.count("the connection is refused") == 2)
     assert a.link.down_since_s is not None
     server.start()
-    await all_see_each_other(a, b)
+    await all_present(a, b)
     await until_messages_pass_both_ways(a, b)
     await asyncio.gather(a.link.aclose(), b.link.aclose())
 
@@ -143,13 +143,13 @@ async def test_refused_writes_take_the_link_down_and_are_logged(server, caplog, 
     async with fleet(server.url, "a", "b") as (a, b):
         client = server.client()
         client.execute_command(*spoil)
-        a.say(b"refused")
-        b.say(b"refused")
+        a.send(b"refused")
+        b.send(b"refused")
         await until(all_part(a, b))
         assert told in caplog.text
         reconnects = a.link.counters.reconnects
         client.execute_command(*mend)
-        await all_see_each_other(a, b)
+        await all_present(a, b)
         await until_messages_pass_both_ways(a, b)
         assert a.link.counters.reconnects == reconnects + 1
 
@@ -175,10 +175,10 @@ async def test_a_stream_whose_message_numbers_go_back_is_still_read(server):
         client = server.client()
         said = f"warmroute:{{default}}:stream:{b.identity}"
         client.xadd(said, {"m": "of the future"}, id="99999999999999-0")
-        await until(a.hears(b"of the future"))
+        await until(a.received(b"of the future"))
         client.delete(said)
-        b.say(b"unheard at first")
-        await until(a.hears(b"unheard at first"))
+        b.send(b"unheard at first")
+        await until(a.received(b"unheard at first"))
         assert (a.notes.joins, a.notes.parts) == (1, 0)
 
 

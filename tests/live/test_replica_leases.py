@@ -104,8 +104,8 @@ async def test_a_lease_key_of_another_type_has_no_holder_and_does_no_other_harm(
         loan = Loan(a)
         await until(lambda: a.link.leases.refused > 0)
         assert loan.told == []
-        a.say(b"goes on")
-        await until(b.hears(b"goes on"))
+        a.send(b"goes on")
+        await until(b.received(b"goes on"))
         server.client().delete(KEY)
         await until(lambda: loan.lease.fence is not None)
     assert "no replica can get the lease of it" in caplog.text

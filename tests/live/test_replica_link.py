@@ -11,7 +11,7 @@ import pytest
 
 from router.replicas.link import KEPT_ENTRIES, MAX_MESSAGE_BYTES
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_present, fleet, until
 
 pytestmark = needs_redis
 
@@ -30,8 +30,8 @@ def empty(server: RedisServer) -> None:
 async def test_a_message_reaches_all_other_replicas_once_and_in_order(server):
     async with fleet(server.url, "a", "b", "c") as (a, b, c):
         words = [b"%d" % number for number in range(100)]
-        a.say(*words)
-        c.say(b"other")
+        a.send(*words)
+        c.send(b"other")
         await until(lambda: len(b.notes.heard) >= 101 and len(c.notes.heard) >= 100)
         assert [word for peer, word in b.notes.heard if peer == a.identity] == words
         assert c.notes.heard == [(a.identity, word) for word in words]
@@ -41,14 +41,14 @@ async def test_a_message_reaches_all_other_replicas_once_and_in_order(server):
 
 async def test_a_single_replica_has_no_peers_and_no_errors(server):
     async with fleet(server.url, "a") as (a,):
-        a.say(b"x")
+        a.send(b"x")
         await until(lambda: a.link.counters.sent_messages == 1)
-        assert a.notes.told_present == [frozenset()]
+        assert a.notes.presence_calls == [frozenset()]
 
 
 async def test_replicas_of_different_fleets_do_not_see_each_other(server):
     async with fleet(server.url, "a") as (a,), fleet(server.url, "b", fleet="other") as (b,):
-        a.say(b"x")
+        a.send(b"x")
         await until(lambda: a.link.counters.sent_messages == 1)
         beats = a.link.beats, b.link.beats
         await until(lambda: a.link.beats > beats[0] and b.link.beats > beats[1])
@@ -58,26 +58,26 @@ async def test_replicas_of_different_fleets_do_not_see_each_other(server):
 
 async def test_a_new_replica_is_seen_at_once_and_receives_later_messages(server):
     async with fleet(server.url, "a") as (a,):
-        a.say(b"before")
+        a.send(b"before")
         await until(lambda: a.link.counters.sent_messages == 1)
         a.link.membership.look = lambda *_: None  # only arrivals are noticed, since nothing looks
         b = Replica(server.url, "b")
         b.link.start()
-        await until(b.sees(a))
-        await until(a.sees(b))
-        a.say(b"after")
-        await until(b.hears(b"after"))
-        assert b.notes.words() == [b"after"]
+        await until(b.has_peers(a))
+        await until(a.has_peers(b))
+        a.send(b"after")
+        await until(b.received(b"after"))
+        assert b.notes.messages() == [b"after"]
         await b.link.aclose()
 
 
 async def test_a_replicas_goodbye_arrives_at_once_and_leaves_no_state(server):
     async with fleet(server.url, "a", "b") as (a, b):
         a.link.membership.look = lambda *_: None  # no peer lapses
-        b.say(b"last")
+        b.send(b"last")
         await b.link.aclose()
-        await until(a.sees())
-        assert a.hears(b"last")()
+        await until(a.has_peers())
+        assert a.received(b"last")()
         assert b.notes.leaves == 1
         client = server.client()
         assert client.hkeys("warmroute:{default}:replicas") == [a.identity.encode()]
@@ -87,16 +87,16 @@ async def test_a_replicas_goodbye_arrives_at_once_and_leaves_no_state(server):
 
 async def test_two_replicas_of_one_name_are_separate_peers(server):
     async with fleet(server.url, "a", "a") as (old, new):
-        old.say(b"drains")
-        new.say(b"serves")
-        await until(old.hears(b"serves"))
-        await until(new.hears(b"drains"))
+        old.send(b"drains")
+        new.send(b"serves")
+        await until(old.received(b"serves"))
+        await until(new.received(b"drains"))
 
 
 async def test_a_dead_replica_is_removed_after_its_lease(server):
     async with fleet(server.url, "a", "b") as (a, b):
         b.link._running.cancel()  # as a kill does, without a goodbye
-        assert await until(a.sees()) > 0.9
+        assert await until(a.has_peers()) > 0.9
         client = server.client()
         await until(lambda: client.hlen("warmroute:{default}:replicas") == 1)
         assert a.link.membership.returned == 0
@@ -104,7 +104,7 @@ async def test_a_dead_replica_is_removed_after_its_lease(server):
 
 async def test_a_stream_keeps_a_bounded_number_of_entries(server):
     async with fleet(server.url, "a", flush_s=0.001) as (a,):
-        a.say(*[b"x"] * (KEPT_ENTRIES * 2))
+        a.send(*[b"x"] * (KEPT_ENTRIES * 2))
         await until(lambda: a.link.counters.sent_messages == KEPT_ENTRIES * 2)
         length = server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}")
         assert KEPT_ENTRIES <= length < KEPT_ENTRIES * 1.3
@@ -113,8 +113,8 @@ async def test_a_stream_keeps_a_bounded_number_of_entries(server):
 async def test_a_stream_keeps_a_bounded_number_of_bytes(server):
     async with fleet(server.url, "a", "b", flush_s=0.001) as (a, b):
         big = bytes(MAX_MESSAGE_BYTES)
-        a.say(*[big] * 100, b"end")
-        await until(b.hears(b"end"))
+        a.send(*[big] * 100, b"end")
+        await until(b.received(b"end"))
         assert len(b.notes.heard) == 101
         # A pause of the machine may cost the connection; the next one counts what it keeps again.
         connections = a.link.counters.reconnects
@@ -125,8 +125,8 @@ async def test_a_stream_keeps_a_bounded_number_of_bytes(server):
 
 async def test_a_message_over_the_size_limit_is_dropped(server, caplog):
     async with fleet(server.url, "a", "b") as (a, b):
-        a.say(bytes(MAX_MESSAGE_BYTES + 1), b"next")
-        await until(b.hears(b"next"))
+        a.send(bytes(MAX_MESSAGE_BYTES + 1), b"next")
+        await until(b.received(b"next"))
         assert len(b.notes.heard) == 1
         assert a.link.counters.dropped == 1
     assert "too long" in caplog.text
@@ -142,12 +142,12 @@ async def test_foreign_entries_are_counted_and_ignored(server, caplog):
         client.xadd("warmroute:{default}:arrivals", {"x": "y"})
         client.hset("warmroute:{default}:replicas", "nobody", "nothing")
         client.hset("warmroute:{default}:replicas", "a@0123456789abcdef", "[" * 10_000)
-        a.say(b"proper")
-        await until(b.hears(b"proper"))
+        a.send(b"proper")
+        await until(b.received(b"proper"))
         await until(lambda: b.link.counters.malformed >= 6)
-        assert b.notes.words() == [b"proper"]
+        assert b.notes.messages() == [b"proper"]
         assert b.link.counters.reconnects == 1
-        await all_see_each_other(a, b)
+        await all_present(a, b)
     assert caplog.text.count("no replica's") < 20
 
 
@@ -162,24 +162,24 @@ async def test_a_stream_key_of_another_type_stops_no_other_stream(server):
         d = Replica(server.url, "d")
         d.link.start()
         await until(lambda: d.link.counters.malformed > 0)
-        a.say(b"goes on")
-        await until(d.hears(b"goes on"))
-        await until(b.hears(b"goes on"))
+        a.send(b"goes on")
+        await until(d.received(b"goes on"))
+        await until(b.received(b"goes on"))
         assert d.link.counters.reconnects == 1
         await d.link.aclose()
 
 
 async def test_a_lapsed_registry_entry_is_restored_without_harm(server):
     async with fleet(server.url, "a", "b", lease_s=20.0) as (a, b):
-        told_before = len(b.notes.told_present)  # b may have been present before a
+        told_before = len(b.notes.presence_calls)  # b may have been present before a
         for _ in range(3):
             lapses = b.link.counters.lapses
             server.client().delete("warmroute:{default}:replicas")
             await until(lambda lapses=lapses: b.link.counters.lapses > lapses)
-        a.say(b"still")
-        await until(b.hears(b"still"))
-        assert b.notes.told_present[-1] == {a.identity}
-        assert len(b.notes.told_present) == told_before, "nobody was gone meanwhile"
+        a.send(b"still")
+        await until(b.received(b"still"))
+        assert b.notes.presence_calls[-1] == {a.identity}
+        assert len(b.notes.presence_calls) == told_before, "nobody was gone meanwhile"
         assert (a.notes.joins, a.notes.parts) == (1, 0)
 
 
@@ -189,10 +189,10 @@ async def test_a_flushed_redis_does_no_harm(server):
         for number in range(5):
             client.flushall()
             word = b"%d" % number
-            a.say(word)
+            a.send(word)
             beats = a.link.beats
             await until(lambda beats=beats: a.link.beats > beats)
-        a.say(b"end")
-        await until(b.hears(b"end"))
-        assert b.sees(a)()
+        a.send(b"end")
+        await until(b.received(b"end"))
+        assert b.has_peers(a)()
         assert (b.notes.joins, b.notes.parts) == (1, 0)

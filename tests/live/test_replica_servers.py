@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.ports import lasting_port
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_present, fleet, until
 
 pytestmark = needs_redis
 WIRE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
@@ -24,9 +24,9 @@ async def talks(*replicas: Replica) -> None:
     """Let each replica send a message and wait until all others have it."""
     words = [replica.identity.encode() for replica in replicas]
     for replica, word in zip(replicas, words, strict=True):
-        replica.say(word)
+        replica.send(word)
     for replica, own in zip(replicas, words, strict=True):
-        await until(replica.hears(*(word for word in words if word != own)))
+        await until(replica.received(*(word for word in words if word != own)))
 
 
 async def test_a_redis_user_with_the_documented_rights_suffices(tmp_path):
@@ -109,7 +109,7 @@ async def test_replicas_follow_sentinels_to_the_next_master(sentinels, caplog):
             replica.notes.heard.clear()
         master.kill()
         await until(lambda: not a.link.up and not b.link.up)
-        await all_see_each_other(a, b)
+        await all_present(a, b)
         await talks(a, b)
         assert follower.client().hlen("warmroute:{default}:replicas") == 2
     unknown = Replica(url.replace("/main", "/other"), "c")

@@ -22,18 +22,19 @@ from router.http.reply import Outcome, RelayLimits, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from tests.router.server_support import LIMITS, behind
+from tests.router.server_support import LIMITS, serving
 from tests.router.waiting import DEADLINE_S, until
 
 BOTH_PATHS = (pytest.param("python", marks=pytest.mark.live), "native")
-PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
+# The implementation of the relays made here: "python" or "native"; set by the fixture `both_paths`.
+PATH = "python"
 
 TLS: ssl.SSLContext | None = None  # of servers for clients
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
 
 
-def go_by(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_implementation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the relays of this test use the implementation `path`."""
     if path == "native" and not NativeRelay.usable():
         pytest.skip("the native relay was not built: no compiler, or no Linux")
@@ -50,15 +51,15 @@ class WorkerCall:
     writer: asyncio.StreamWriter
     serial: int  # requests on this connection before it
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         """Send bytes to the relay and wait until they are written."""
         self.writer.write(data)
         await self.writer.drain()
 
-    async def say_in_pieces(self, data: bytes, cuts: list[int]) -> None:
+    async def send_in_pieces(self, data: bytes, cuts: list[int]) -> None:
         """Send bytes so that the relay reads them cut at `cuts`."""
         for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
-            await self.say(data[start:stop])
+            await self.send(data[start:stop])
             await asyncio.sleep(0)
 
     def hang_up(self) -> None:
@@ -215,7 +216,7 @@ async def upstreams_to(
 async def served(handle: Handler) -> AsyncIterator[int]:
     """Yield the port of a client-port server that gives every request to `handle`."""
     limits = replace(LIMITS, body_bytes=1 << 26)
-    async with behind(handle, limits, tls=TLS, paths=()) as it:
+    async with serving(handle, limits, tls=TLS, paths=()) as it:
         yield it.port
 
 
@@ -224,9 +225,9 @@ EVENT = b"9\r\ndata: 1\n\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-async def good(call: WorkerCall) -> None:
+async def send_ok(call: WorkerCall) -> None:
     """Send a complete and correct reply."""
-    await call.say(OK)
+    await call.send(OK)
 
 
 def kind(error: Exception | None) -> str:
@@ -235,7 +236,7 @@ def kind(error: Exception | None) -> str:
     return error.kind
 
 
-async def ask(port: int, request: bytes) -> bytes:
+async def fetch(port: int, request: bytes) -> bytes:
     """Send raw bytes to the port and return what comes until the connection ends."""
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -79,7 +79,7 @@ class AnyMethod(ClientPort):
 
 
 @dataclass
-class Behind:
+class ServerUnderTest:
     """A server under test and its port. Lifetime: test."""
 
     server: HttpServer
@@ -87,7 +87,7 @@ class Behind:
 
 
 @asynccontextmanager
-async def behind(
+async def serving(
     handle: Handler,
     limits: RequestLimits = LIMITS,
     trusted: tuple = (),
@@ -95,7 +95,7 @@ async def behind(
     clock=time.monotonic,
     paths: tuple[str, ...] = ("/v1/completions",),
     **terms: float,
-) -> AsyncIterator[Behind]:
+) -> AsyncIterator[ServerUnderTest]:
     """Yield a server on a free port that gives requests to `paths` to `handle`; without paths, all
     requests.
     """
@@ -103,7 +103,7 @@ async def behind(
     server = HttpServer(limits, now, trusted, clock)
     try:
         _, port = await server.listen(AnyMethod(handle, paths), "127.0.0.1", 0, tls=tls)
-        yield Behind(server, port)
+        yield ServerUnderTest(server, port)
     finally:
         await server.aclose(0.2)
 

@@ -10,7 +10,7 @@ from typing import Any
 Case = tuple[str, bytes]  # name, body
 
 
-def named(given: object) -> str:
+def case_id(given: object) -> str:
     """Return the part of a test's name for a parameter, or "" for bodies."""
     return given if isinstance(given, str) else ""
 
@@ -21,9 +21,9 @@ def chunk(delta: Any = None, finish: str | None = None, **more: Any) -> dict[str
     return {"id": "x", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} | more
 
 
-def text(said: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
+def text(content: str = "", finish: str | None = None, **more: Any) -> dict[str, Any]:
     """Return a completion, or one event of a streamed completion."""
-    choice = {"index": 0, "text": said, "logprobs": None, "finish_reason": finish}
+    choice = {"index": 0, "text": content, "logprobs": None, "finish_reason": finish}
     return {"id": "x", "object": "text_completion", "model": "m", "choices": [choice]} | more
 
 

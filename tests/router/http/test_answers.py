@@ -19,9 +19,9 @@ from tests.router.http.answer_bodies import (
     GOOD_STREAMS,
     GOOD_WHOLE,
     OTHER_FORMS,
+    case_id,
     chunk,
     events,
-    named,
     text,
     usage,
 )
@@ -50,7 +50,7 @@ def read(
     return judge.failure, judge.refuses
 
 
-@pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=named)
+@pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=case_id)
 def test_short_streams_are_answers(name: str, body: bytes) -> None:
     refuses = name == "clients_fault"
     assert read([body], "completions", stream=True) == ("", refuses)
@@ -61,12 +61,12 @@ def test_short_streams_are_answers(name: str, body: bytes) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=named)
+@pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=case_id)
 def test_short_bodies_are_answers(name: str, body: bytes) -> None:
     assert read([body], "completions") == ("", name == "clients_fault")
 
 
-@pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=named)
+@pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=case_id)
 def test_streams_without_content_are_not_answers(name: str, body: bytes) -> None:
     why, refuses = read([body], "completions", stream=True)
     assert why
@@ -75,12 +75,12 @@ def test_streams_without_content_are_not_answers(name: str, body: bytes) -> None
     assert read(in_bytes, "completions", stream=True) == (why, False)
 
 
-@pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=named)
+@pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=case_id)
 def test_bodies_without_content_are_not_answers(name: str, body: bytes) -> None:
     assert read([body], "completions")[0]
 
 
-@pytest.mark.parametrize(("form", "body", "answers"), OTHER_FORMS, ids=named)
+@pytest.mark.parametrize(("form", "body", "answers"), OTHER_FORMS, ids=case_id)
 @pytest.mark.parametrize("stream", [False, True])
 def test_forms_of_other_apis_are_judged(
     form: str, body: bytes, answers: bool, stream: bool

@@ -22,7 +22,9 @@ from tests.router.property_support import cut, patient
 LIMITS = RelayLimits()
 
 
-def fed(body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]) -> tuple[bytes, int]:
+def decode_pieces(
+    body: ChunkedBody | LengthBody | CloseBody, pieces: list[bytes]
+) -> tuple[bytes, int]:
     """Give all pieces to the body reader; return its payload and the number of bytes that
     it took.
     """
@@ -60,7 +62,7 @@ def test_a_chunked_body_is_decoded_however_it_is_cut(
     raw = b"".join(b"%X%s\r\n%s\r\n" % (len(data), ext, data) for data, ext in chunks)
     raw += b"000" + last + b"\r\n" + b"".join(trailers) + b"\r\n"
     body = ChunkedBody(LIMITS.chunk_line_bytes, LIMITS.header_bytes)
-    payload, taken = fed(body, cut(raw, cuts))
+    payload, taken = decode_pieces(body, cut(raw, cuts))
     assert payload == b"".join(data for data, _ in chunks)
     assert taken == len(raw)
     assert body.done
@@ -75,7 +77,7 @@ def test_any_bytes_are_read_as_chunks_or_as_garbage_however_cut(
     data: bytes, cuts: list[int]
 ) -> None:
 
-    def judged(pieces: list[bytes]) -> object:
+    def result_of(pieces: list[bytes]) -> object:
         body = ChunkedBody(64, 64)
         payload = b""
         taken = 0
@@ -88,7 +90,7 @@ def test_any_bytes_are_read_as_chunks_or_as_garbage_however_cut(
             return error.kind
         return payload, taken, body.done
 
-    assert judged(cut(data, cuts)) == judged([data])
+    assert result_of(cut(data, cuts)) == result_of([data])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_broken_chunks_are_a_worker_error(raw: bytes) -> None:
 
 def test_a_length_body_does_not_take_the_bytes_after_it() -> None:
     body = LengthBody(5)
-    assert fed(body, [b"ab", b"cde--"]) == (b"abcde", 5)
+    assert decode_pieces(body, [b"ab", b"cde--"]) == (b"abcde", 5)
     assert body.done
     assert LengthBody(0).done
 

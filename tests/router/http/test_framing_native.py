@@ -111,7 +111,7 @@ def replies(draw: st.DrawFn) -> bytes:
 
 
 @dataclass
-class Story:
+class RelayResult:
     """The bytes that a client received, and the outcome that was reported."""
 
     client: bytes
@@ -144,7 +144,7 @@ class Client:
 
 async def by_python(
     pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
-) -> Story:
+) -> RelayResult:
     """Return what the Python relay sends and reports for these pieces."""
     client = Client()
     request = SimpleNamespace(
@@ -159,7 +159,7 @@ async def by_python(
     exchange = Exchange(cast(WorkerConnection, wire), method, sink, terms)
     outcome = await exchange.run(b"", b"")
     assert outcome.error is None or isinstance(outcome.error, WorkerError)
-    return Story(
+    return RelayResult(
         client.got,
         outcome.error.kind if outcome.error is not None else "",
         outcome.status,
@@ -175,7 +175,7 @@ async def by_python(
 
 def by_thread(
     pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
-) -> Story:
+) -> RelayResult:
     """Return what the native relay thread sends and reports for these pieces."""
     reply = kvkernels.RelayReply(
         pool_of(LIMITS), method == "HEAD", b"X-Ours: 1\r\n", keep_alive, due
@@ -205,7 +205,7 @@ def by_thread(
         client = reply.head
     seen = not reply.held_fault and not reply.withholds
     flaw = reply.status != 0 and not fault and bool(reply.flaw)
-    return Story(
+    return RelayResult(
         client,
         "no_answer" if flaw else fault,
         reply.status or None,

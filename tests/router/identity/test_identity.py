@@ -28,7 +28,7 @@ def head(headers: Mapping[str, str]) -> bytes:
     return b"POST /v1/messages HTTP/1.1\r\nHost: a\r\n" + b"".join(lines) + b"\r\n"
 
 
-def said(
+def read_sender(
     headers: Mapping[str, str] | None = None, reader: IdentityReader = READER, **fields: Any
 ) -> Said:
     """Return what the reader finds about a request's sender; both parsers of heads must agree."""
@@ -45,14 +45,14 @@ def said(
 
 
 def test_a_request_without_any_id_is_unidentified() -> None:
-    assert said({"content-type": "application/json", "x-other": "1"}) == Said(None)
-    assert said().identity is UNIDENTIFIED
+    assert read_sender({"content-type": "application/json", "x-other": "1"}) == Said(None)
+    assert read_sender().identity is UNIDENTIFIED
 
 
 def test_the_operators_session_header_overrides_session_id() -> None:
-    assert said({"X-Session-Id": "ann"}) == Said("ann")
-    assert said(session_id="ben") == Said("ben")
-    assert said({"X-Session-Id": "ann"}, session_id="ben") == Said("ann")
+    assert read_sender({"X-Session-Id": "ann"}) == Said("ann")
+    assert read_sender(session_id="ben") == Said("ben")
+    assert read_sender({"X-Session-Id": "ann"}, session_id="ben") == Said("ann")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_operators_session_header_overrides_session_id() -> None:
 def test_sessions_and_groups_are_read_from_client_headers(
     headers: dict[str, str], session: str | None, group: str | None, parent: str | None
 ) -> None:
-    found = said(headers)
+    found = read_sender(headers)
     assert found.session == session
     assert found.identity == Identity(group=group, parent=parent)
 
@@ -152,12 +152,12 @@ def test_sessions_and_groups_are_read_from_client_headers(
 def test_sessions_and_identities_are_read_from_bodies(
     fields: dict[str, Any], session: str | None, identity: Identity
 ) -> None:
-    found = said(**fields)
+    found = read_sender(**fields)
     assert (found.session, found.identity) == (session, identity)
 
 
 def test_headers_take_precedence_over_the_body() -> None:
-    found = said(
+    found = read_sender(
         {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"},
         metadata={"user_id": json.dumps({"session_id": T, "device_id": "d"})},
         prompt_cache_key="k",
@@ -168,16 +168,16 @@ def test_headers_take_precedence_over_the_body() -> None:
 
 def test_a_header_marks_the_last_request_of_a_session() -> None:
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
-    assert said(headers).identity == Identity(group="d", final=True)
-    assert not said(headers | {"x-dynamo-session-final": "false"}).identity.final
+    assert read_sender(headers).identity == Identity(group="d", final=True)
+    assert not read_sender(headers | {"x-dynamo-session-final": "false"}).identity.final
 
 
 def test_sub_agents_belong_to_the_same_conversation_as_their_parent() -> None:
-    main = said({"x-claude-code-session-id": S})
-    child = said({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"})
+    main = read_sender({"x-claude-code-session-id": S})
+    child = read_sender({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"})
     assert main.whose == child.whose == S
-    assert said(prompt_cache_key="k", user="u").whose == "k"
-    assert said(user="everybody").whose is None
+    assert read_sender(prompt_cache_key="k", user="u").whose == "k"
+    assert read_sender(user="everybody").whose is None
     assert whose("s", UNIDENTIFIED) == "s"
 
 
@@ -207,20 +207,20 @@ class Names:
 )  # fmt: skip
 @pytest.mark.parametrize("name", AGENT_FIELDS)
 def test_fields_of_wrong_types_are_ignored(name: str, value: Any) -> None:
-    found = said(**{name: value})
+    found = read_sender(**{name: value})
     assert found.session in (None, "text")
     assert found.hints == (None, None) or found.hints.priority in (-1, 1)
 
 
 def test_a_too_long_field_is_ignored() -> None:
-    assert said(metadata={"session_id": "s", "more": "x" * 16_384}) == Said(None)
+    assert read_sender(metadata={"session_id": "s", "more": "x" * 16_384}) == Said(None)
 
 
 def test_only_the_operators_ids_are_read_if_client_ids_are_off() -> None:
     reader = IdentityReader("x-session-id", (), clients=False)
-    assert said({"x-claude-code-session-id": S}, reader) == Said(None)
-    assert said({"x-session-id": "a"}, reader) == Said("a")
-    found = said(None, reader, metadata={"session_id": "m"}, user="u", nvext={"priority": 1})
+    assert read_sender({"x-claude-code-session-id": S}, reader) == Said(None)
+    assert read_sender({"x-session-id": "a"}, reader) == Said("a")
+    found = read_sender(None, reader, metadata={"session_id": "m"}, user="u", nvext={"priority": 1})
     assert found == Said(None, Identity(user="u"))
 
 
@@ -228,7 +228,7 @@ def test_an_operator_can_add_a_family_of_headers() -> None:
     added = families_of(("mine:session=x-thread,group=x-person,parent=x-from,final=x-last",))
     reader = IdentityReader("x-session-id", added)
     headers = {"X-Thread": "t", "x-person": "p", "x-from": "f", "x-last": "1", "thread-id": "no"}
-    found = said(headers, reader)
+    found = read_sender(headers, reader)
     assert (found.session, found.identity) == ("t", Identity("p", "f", final=True))
 
 
@@ -291,21 +291,21 @@ def test_ids_shared_between_routers_are_keyed_digests() -> None:
     readers = [
         IdentityReader("x-session-id", shared_secret=secret) for secret in ("one", "one", "two")
     ]
-    one, same, other = (said(plain, reader, prompt_cache_key="k") for reader in readers)
+    one, same, other = (read_sender(plain, reader, prompt_cache_key="k") for reader in readers)
     assert one == same
     assert one.session != other.session
     ids = [one.session, one.identity.group, one.identity.parent, one.identity.cache_group]
     assert all(text is not None and len(text) == 32 for text in ids)
     assert not {S, "ann", "k", f"{S}/a"} & {*ids}
-    main = said({"x-claude-code-session-id": S}, readers[0])
-    child = said({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"}, readers[0])
+    main = read_sender({"x-claude-code-session-id": S}, readers[0])
+    child = read_sender({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"}, readers[0])
     assert child.identity.parent == child.identity.group == main.session
-    assert said(None, readers[0]) == Said(None)
+    assert read_sender(None, readers[0]) == Said(None)
 
 
 @pytest.mark.parametrize("secret", [None, "one"])
 def test_a_too_long_session_header_is_refused(secret: str | None) -> None:
     reader = IdentityReader("x-session-id", shared_secret=secret)
     with pytest.raises(ClientError, match="x-session-id is too long"):
-        said({"x-session-id": "x" * 1_025}, reader)
-    assert said({"x-session-id": "x" * 1_024}, reader).session is not None
+        read_sender({"x-session-id": "x" * 1_025}, reader)
+    assert read_sender({"x-session-id": "x" * 1_024}, reader).session is not None

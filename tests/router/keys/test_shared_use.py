@@ -14,7 +14,7 @@ KEY = "k"
 TERMS = KeyTerms(requests_per_s=1.0, requests_burst=10.0, tokens_per_s=1.0, tokens_burst=1_000.0)
 
 
-class Side:
+class KeyAtReplica:
     """The share of one key's limit at one replica. Lifetime: test."""
 
     def __init__(self, terms: KeyTerms = TERMS) -> None:
@@ -22,17 +22,17 @@ class Side:
         self.uses = SharedUse(lambda: {KEY: self.allowance})
         self.allowance.on_use = lambda: self.uses.touched(KEY)
 
-    def hear(self, other: Side, again: bool = False) -> None:
+    def receive_uses(self, other: KeyAtReplica, again: bool = False) -> None:
         uses = other.uses.all() if again else other.uses.changed()
         self.uses.heard("other", uses, again, 0.0)
 
 
 def test_requests_at_one_replica_use_up_the_limit_at_the_other() -> None:
-    ours, theirs = Side(), Side()
+    ours, theirs = KeyAtReplica(), KeyAtReplica()
     for _ in range(10):
         assert theirs.allowance.begin(0.0) is None
     assert theirs.allowance.begin(0.0) is not None
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     exhausted = ours.allowance.begin(0.0)
     assert exhausted is not None
     assert "1 requests a second" in exhausted.what
@@ -40,21 +40,21 @@ def test_requests_at_one_replica_use_up_the_limit_at_the_other() -> None:
 
 def test_the_inflight_limit_counts_requests_at_all_replicas() -> None:
     terms = KeyTerms(inflight=2)
-    ours, theirs = Side(terms), Side(terms)
+    ours, theirs = KeyAtReplica(terms), KeyAtReplica(terms)
     assert theirs.allowance.begin(0.0) is None
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     assert ours.allowance.begin(0.0) is None
     assert ours.allowance.begin(0.0) is not None
     theirs.allowance.end(1.0)
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     assert ours.allowance.begin(0.0) is None
 
 
 def test_requests_of_a_lost_replica_no_longer_count_as_inflight() -> None:
     terms = KeyTerms(inflight=1)
-    ours, theirs = Side(terms), Side(terms)
+    ours, theirs = KeyAtReplica(terms), KeyAtReplica(terms)
     theirs.allowance.begin(0.0)
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     assert ours.allowance.begin(0.0) is not None
     ours.uses.gone("other", 0.0)
     ours.uses.gone("other", 0.0)
@@ -62,11 +62,11 @@ def test_requests_of_a_lost_replica_no_longer_count_as_inflight() -> None:
 
 
 def test_use_before_a_replica_is_known_is_not_charged_here() -> None:
-    ours, theirs = Side(), Side()
+    ours, theirs = KeyAtReplica(), KeyAtReplica()
     theirs.allowance.begin(0.0)
     theirs.allowance.settle(0.0, 900)
     theirs.allowance.end(0.0)
-    ours.hear(theirs, again=True)
+    ours.receive_uses(theirs, again=True)
     assert ours.allowance.spend(0.0, 1_000) is None
 
 
@@ -77,14 +77,14 @@ def test_use_before_a_replica_is_known_is_not_charged_here() -> None:
     )
 )
 def test_totals_correct_lost_and_repeated_messages(steps: list[tuple[int, str]]) -> None:
-    ours, theirs = Side(), Side()
+    ours, theirs = KeyAtReplica(), KeyAtReplica()
     assert theirs.allowance.begin(0.0) is None  # told at once, or the full report would come first
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     for tokens, fate in steps:
         theirs.allowance.settle(0.0, tokens)
         uses = theirs.uses.all() if fate == "again" else theirs.uses.changed()
         for _ in range({"lost": 0, "twice": 2}.get(fate, 1)):
             ours.uses.heard("other", uses, fate == "again", 0.0)
     theirs.allowance.settle(0.0, 0)
-    ours.hear(theirs)
+    ours.receive_uses(theirs)
     assert ours.allowance.headers(0.0) == theirs.allowance.headers(0.0)

@@ -108,10 +108,10 @@ def test_a_key_file_is_read_line_by_line(tmp_path: Path) -> None:
         f"sha256:{'0' * 64} red tokens_per_s=100 inflight=3 salt=s name=n\n"
     )
     first, other, red, last = read_keys(file)
-    assert (first.hashed, first.terms, first.plain) == (hash_of(KEY), named("blue"), True)
-    assert other.terms == named("green")
+    assert (first.hashed, first.terms, first.plain) == (hash_of(KEY), terms_of("blue"), True)
+    assert other.terms == terms_of("green")
     assert red.hashed is None
-    assert red.terms == named(
+    assert red.terms == terms_of(
         "red", models=("a*", "b"), priority=(-1, 4), weight=0.5, requests_per_s=2.0,
         requests_burst=7.0,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_key_file_is_read_line_by_line(tmp_path: Path) -> None:
     )
 
 
-def named(tenant: str, **fields: object) -> KeyTerms:
+def terms_of(tenant: str, **fields: object) -> KeyTerms:
     return KeyTerms(tenant=tenant, name=tenant, **fields)  # type: ignore[arg-type]
 
 

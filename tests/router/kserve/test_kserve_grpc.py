@@ -264,7 +264,7 @@ def test_shared_memory_is_refused(of: str, size: int) -> None:
 
 
 def test_unreadable_contents_are_passed_to_the_worker() -> None:
-    def of(change: Any) -> bytes:
+    def message_with(change: Any) -> bytes:
         request = request_of([("text_input", "BYTES", [["a"]])], {}, True)
         change(request)
         serialized: bytes = request.SerializeToString()
@@ -272,10 +272,22 @@ def test_unreadable_contents_are_passed_to_the_worker() -> None:
 
     large = b"x" * (MAX_READ_BYTES + 1)
     for message, why in (
-        (of(lambda one: one.raw_input_contents.append(b"")), "2 raw contents for 1 inputs"),
-        (of(lambda one: [one.inputs.add() for _ in range(MAX_INPUTS)]), "over 256 inputs"),
-        (of(lambda one: one.inputs[0].contents.bytes_contents.append(large)), "over 4194304"),
-        (of(lambda one: setattr(one.inputs[0], "datatype", "INT32")), "text_input: is INT32"),
+        (
+            message_with(lambda one: one.raw_input_contents.append(b"")),
+            "2 raw contents for 1 inputs",
+        ),
+        (
+            message_with(lambda one: [one.inputs.add() for _ in range(MAX_INPUTS)]),
+            "over 256 inputs",
+        ),
+        (
+            message_with(lambda one: one.inputs[0].contents.bytes_contents.append(large)),
+            "over 4194304",
+        ),
+        (
+            message_with(lambda one: setattr(one.inputs[0], "datatype", "INT32")),
+            "text_input: is INT32",
+        ),
     ):
         found = infer_content(message, ROLES)
         assert not found.texts

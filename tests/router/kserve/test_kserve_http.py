@@ -207,12 +207,18 @@ def test_the_routers_errors_get_tritons_form() -> None:
 
 
 def test_statistics_are_summed_by_model_and_batch_size() -> None:
-    def of(model: str, count: int, last: int, *sizes: int) -> dict[str, Any]:
+    def statistics_of(model: str, count: int, last: int, *sizes: int) -> dict[str, Any]:
         batches = [{"batch_size": b, "compute_infer": {"count": count, "ns": b}} for b in sizes]
         row = {"name": model, "version": "1", "last_inference": last, "inference_count": count}
         return row | {"inference_stats": {"success": {"count": count}}, "batch_stats": batches}
 
-    found = merged([[of("a", 2, 9, 1, 4)], [of("a", 3, 7, 4, 8), of("b", 1, 1)], [3]])
+    found = merged(
+        [
+            [statistics_of("a", 2, 9, 1, 4)],
+            [statistics_of("a", 3, 7, 4, 8), statistics_of("b", 1, 1)],
+            [3],
+        ]
+    )
     a, b = found
     assert (a["inference_count"], a["last_inference"], b["inference_count"]) == (5, 9, 1)
     assert a["inference_stats"]["success"]["count"] == 5

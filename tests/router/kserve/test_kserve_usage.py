@@ -23,33 +23,35 @@ from router.upstream.meter import Meter
 from tests.effort import examples
 
 SIZE = 32
-TOLD = {"kv_cache_reused_blocks": 3, "num_input_tokens": 130, "num_output_tokens": 7}
+COUNTS = {"kv_cache_reused_blocks": 3, "num_input_tokens": 130, "num_output_tokens": 7}
 USAGE = Usage(130, 7, 96)
-LIE = '"kv_cache_reused_blocks":9,{"name":"num_input_tokens","data":[1]}'
+DECOY = '"kv_cache_reused_blocks":9,{"name":"num_input_tokens","data":[1]}'
 
 
-def flat(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
+def generate_answer(counts_given: Mapping[str, Any] = COUNTS, text: str = DECOY) -> bytes:
     """Return an answer of `generate` that reports these counts."""
-    fields = {"model_name": "m", **told, "text_output": text, "sequence_id": 0}
+    fields = {"model_name": "m", **counts_given, "text_output": text, "sequence_id": 0}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def listed(told: Mapping[str, Any] = TOLD, text: str = LIE) -> bytes:
+def infer_answer(counts_given: Mapping[str, Any] = COUNTS, text: str = DECOY) -> bytes:
     """Return an answer of `infer` that reports these counts, all as JSON."""
     outputs: list[dict[str, Any]] = [
         {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}
     ]
-    for name, value in told.items():
+    for name, value in counts_given.items():
         outputs.append({"name": name, "datatype": "INT32", "shape": [1, 1], "data": [[value]]})
     return json.dumps({"model_name": "m", "outputs": outputs}).encode()
 
 
-def in_bytes(told: Mapping[str, int] = TOLD, text: str = LIE) -> bytes:
+def binary_infer_answer(counts_given: Mapping[str, int] = COUNTS, text: str = DECOY) -> bytes:
     """Return an answer of `infer` that reports these counts, whose data follows the JSON
     in binary.
     """
     raw = len(text).to_bytes(4, "little") + text.encode()
-    data = {"text_output": raw} | {n: np.array([v], "<i4").tobytes() for n, v in told.items()}
+    data = {"text_output": raw} | {
+        n: np.array([v], "<i4").tobytes() for n, v in counts_given.items()
+    }
     outputs = [
         {
             "name": name,
@@ -66,7 +68,7 @@ def streamed(*events: bytes) -> bytes:
     return b"".join(b"data: " + event + b"\n\n" for event in events)
 
 
-@pytest.mark.parametrize("body", [flat(), listed(), in_bytes()])
+@pytest.mark.parametrize("body", [generate_answer(), infer_answer(), binary_infer_answer()])
 def test_usage_is_read_in_each_form_whatever_the_texts_contain(body: bytes) -> None:
     assert answer_usage(body, 0, SIZE) == USAGE
     for packed in (gzip.compress(body), zlib.compress(body)):
@@ -74,7 +76,7 @@ def test_usage_is_read_in_each_form_whatever_the_texts_contain(body: bytes) -> N
 
 
 def test_usage_is_found_in_the_end_of_a_long_answer() -> None:
-    for body in (flat(), listed()):
+    for body in (generate_answer(), infer_answer()):
         assert answer_usage(body[12:], 0, SIZE) == USAGE
 
 
@@ -83,48 +85,67 @@ def test_usage_is_found_in_the_beginning_of_a_long_answer() -> None:
     writes its outputs in the order of their names.
     """
     meter = Meter(False, 64, ends=True)
-    for at in range(0, len(body := flat(text=LIE * 99)), 100):
+    for at in range(0, len(body := generate_answer(text=DECOY * 99)), 100):
         meter.feed(body[at : at + 100])
     assert not meter.whole
     assert answer_usage(meter.kept, 0, SIZE) == USAGE
 
 
 def test_the_last_event_with_usage_counts_and_each_event_is_a_token() -> None:
-    first = dict.fromkeys(TOLD, 1)
-    body = streamed(flat(first), flat(), b'{"text_output":""}')
+    first = dict.fromkeys(COUNTS, 1)
+    body = streamed(generate_answer(first), generate_answer(), b'{"text_output":""}')
     assert answer_usage(body, 3, SIZE) == USAGE
-    told = TOLD | {"num_output_tokens": 1}
-    assert answer_usage(streamed(*[flat(told)] * 9), 9, SIZE) == Usage(130, 9, 96)
+    counts_given = COUNTS | {"num_output_tokens": 1}
+    assert answer_usage(streamed(*[generate_answer(counts_given)] * 9), 9, SIZE) == Usage(
+        130, 9, 96
+    )
 
 
 def test_usage_is_read_from_llmapis_texts_and_missed_blocks() -> None:
-    told = {"kv_cache_reused_block": "3", "kv_cache_missed_block": "2"}
-    for body in (flat(told), listed(told)):
+    counts_given = {"kv_cache_reused_block": "3", "kv_cache_missed_block": "2"}
+    for body in (generate_answer(counts_given), infer_answer(counts_given)):
         assert answer_usage(body, 0, SIZE) == Usage(160, None, 96)
 
 
 def test_more_reused_blocks_than_the_prompt_has_are_ignored() -> None:
-    told = TOLD | {"kv_cache_reused_blocks": 6}
-    assert answer_usage(flat(told), 0, SIZE) == Usage(130, 7, None)
-    assert answer_usage(flat(TOLD | {"kv_cache_reused_blocks": 5}), 0, SIZE) == Usage(130, 7, 130)
-    assert answer_usage(flat(), 0, None) == Usage(130, 7, None)
+    counts_given = COUNTS | {"kv_cache_reused_blocks": 6}
+    assert answer_usage(generate_answer(counts_given), 0, SIZE) == Usage(130, 7, None)
+    assert answer_usage(generate_answer(COUNTS | {"kv_cache_reused_blocks": 5}), 0, SIZE) == Usage(
+        130, 7, 130
+    )
+    assert answer_usage(generate_answer(), 0, None) == Usage(130, 7, None)
 
 
 @pytest.mark.parametrize("value", [-1, 2**40, 1.5, None, "x", [], {}, [[[1, "a"]]], "9" * 5_000])
 def test_an_invalid_count_is_ignored(value: Any) -> None:
-    told = {"num_output_tokens": 7, "num_input_tokens": value}
-    found = answer_usage(flat(told), 0, SIZE)
+    counts_given = {"num_output_tokens": 7, "num_input_tokens": value}
+    found = answer_usage(generate_answer(counts_given), 0, SIZE)
     assert found is None or found == Usage(None, 7, None)
 
 
 def test_an_answer_without_counts_has_no_usage() -> None:
-    for body in (flat({}), listed({}), in_bytes({}), b"", b"{", b"\x1f\x8b\0", b"x\x9c", b"data: "):
+    for body in (
+        generate_answer({}),
+        infer_answer({}),
+        binary_infer_answer({}),
+        b"",
+        b"{",
+        b"\x1f\x8b\0",
+        b"x\x9c",
+        b"data: ",
+    ):
         assert answer_usage(body, 1, SIZE) is None
     assert usage_of({}, SIZE) is None
     assert usage_of({"num_input_tokens": Tensor("FP32", (1,), b"\0\0\0\0")}, SIZE) is None
 
 
-_BODIES = [flat(), listed(), in_bytes(), streamed(flat(), flat()), gzip.compress(in_bytes())]
+_BODIES = [
+    generate_answer(),
+    infer_answer(),
+    binary_infer_answer(),
+    streamed(generate_answer(), generate_answer()),
+    gzip.compress(binary_infer_answer()),
+]
 _ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -143,9 +164,9 @@ def test_a_mutated_answer_raises_no_exception(body: bytes, at: int, gone: int, p
 
 @given(st.dictionaries(st.sampled_from(sorted(USAGE_OUTPUTS)), _ANY))
 @settings(max_examples=examples(2_000), deadline=None)
-def test_any_values_of_counts_raise_no_exception(told: dict[str, Any]) -> None:
-    answer_usage(json.dumps(told).encode(), 0, SIZE)
-    answer_usage(listed(told), 0, SIZE)
+def test_any_values_of_counts_raise_no_exception(counts_given: dict[str, Any]) -> None:
+    answer_usage(json.dumps(counts_given).encode(), 0, SIZE)
+    answer_usage(infer_answer(counts_given), 0, SIZE)
 
 
 @given(

@@ -32,16 +32,16 @@ def framed(*events: bytes) -> bytes:
 
 async def dies(call: WorkerCall) -> None:
     """Send two events and close the connection, as a worker that dies."""
-    await call.say(STREAM + framed(*events_for(call)[:2]))
+    await call.send(STREAM + framed(*events_for(call)[:2]))
     call.hang_up()
 
 
 async def serves(call: WorkerCall) -> None:
     """Send the whole stream, as a healthy worker."""
-    await call.say(STREAM + chunked(*events_for(call)))
+    await call.send(STREAM + chunked(*events_for(call)))
 
 
-def asked(**fields: Any) -> bytes:
+def request_bytes(**fields: Any) -> bytes:
     return post(json.dumps({**BODY, **fields}).encode())
 
 
@@ -64,5 +64,5 @@ def body_of(reply: bytes) -> bytes:
     raise AssertionError("the body has no end")
 
 
-def broke_off(reply: bytes) -> bool:
+def is_incomplete(reply: bytes) -> bool:
     return not reply.endswith(b"0\r\n\r\n")

@@ -34,7 +34,7 @@ def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "")
     return [*events, b"data: [DONE]\n\n"]
 
 
-def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
+def parsed_stream(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
     """Return text, ids and the `meta_info` objects of a client's stream; fails if a field that
     repeats the whole answer does not begin with its earlier value.
     """

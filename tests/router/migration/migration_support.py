@@ -29,7 +29,7 @@ FORMS = {kind: one.stream_form for kind, one in ADAPTERS.items() if one.stream_f
 TOTAL = 5
 
 
-class Desk:
+class MigrationDispatcher:
     """The attributes of a dispatcher that migration reads. Lifetime: test."""
 
     clock = staticmethod(time.monotonic)
@@ -46,7 +46,7 @@ class Chain:
 
     def __init__(self, upstreams: list[Upstream], terms: Migration, buffer_bytes: int) -> None:
         self.metrics = MigrationMetrics()
-        self.migrations = Migrations(Desk(), self.metrics, terms)  # type: ignore[arg-type]
+        self.migrations = Migrations(MigrationDispatcher(), self.metrics, terms)  # type: ignore[arg-type]
         self.outcomes: list[Outcome] = []
         self.rests: list[Arrival | None] = []
         self.sending: asyncio.Future[Outcome]  # the latest

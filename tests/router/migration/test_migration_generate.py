@@ -17,7 +17,7 @@ from router.migration.generate import GenerateJournal, journal_of
 from router.migration.journal import Room
 from router.migration.plan import Plan, plan_of, rest_of, tokens_left
 from tests.effort import examples
-from tests.router.migration.generated_streams import PROMPT, Mode, said, stream
+from tests.router.migration.generated_streams import PROMPT, Mode, parsed_stream, stream
 from tests.router.migration.migration_engines import VOCAB, texts
 from tests.router.migration.migration_support import FORMS
 from tests.router.property_support import cut
@@ -78,7 +78,7 @@ def test_a_moved_stream_equals_the_stream_of_one_worker(
             journal.close()
             assert room.taken == 0
             return
-    text, ids, metas = said(out, mode)
+    text, ids, metas = parsed_stream(out, mode)
     tokens = continuation(PROMPT, total, VOCAB)
     assert ids == tokens
     assert text == "".join(texts(tokens, last=True))
@@ -117,7 +117,7 @@ def test_a_worker_with_another_stream_mode_is_replaced_by_the_next(mode: Mode, o
     kept = len(journal.said)
     out += journal.feed(b"".join(stream(mode, "c", [*PROMPT, *journal.said], 30 - kept)))
     tokens = continuation(PROMPT, 30, VOCAB)
-    assert said(out, mode)[:2] == ("".join(texts(tokens, last=True)), tokens)
+    assert parsed_stream(out, mode)[:2] == ("".join(texts(tokens, last=True)), tokens)
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,13 @@ CHOICE_KEYS = ["index", "text", "delta", "finish_reason", "token_ids", "prompt_t
 CHUNK_KEYS = ["id", "usage", "prompt_token_ids", "error"]
 
 
-def joined(fields: list[tuple[str, bytes]], blank: bool) -> bytes:
+def json_object(fields: list[tuple[str, bytes]], blank: bool) -> bytes:
     comma = b", " if blank else b","
     return b"{" + comma.join(b'"%b":%b' % (k.encode(), v) for k, v in fields) + b"}"
 
 
 @st.composite
-def usual(draw: st.DrawFn) -> bytes:
+def usual_events(draw: st.DrawFn) -> bytes:
     """Draw an event as engines write them."""
     text = draw(TEXTS).encode()
     ids = json.dumps(draw(st.lists(st.integers(0, 99), max_size=3)), separators=(",", ":"))
@@ -126,25 +126,28 @@ def usual(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
-def odd(draw: st.DrawFn) -> bytes:
+def unusual_events(draw: st.DrawFn) -> bytes:
     """Draw an event that has known keys with any values."""
     pairs = st.lists(st.tuples(st.sampled_from(CHOICE_KEYS), VALUES), max_size=5)
     choices = draw(st.lists(pairs, max_size=2))
     blank = draw(st.booleans())
-    body = b"[" + b",".join(joined(choice, blank) for choice in choices) + b"]"
+    body = b"[" + b",".join(json_object(choice, blank) for choice in choices) + b"]"
     chunk = draw(st.lists(st.tuples(st.sampled_from(CHUNK_KEYS), VALUES), max_size=2))
     if draw(st.integers(0, 5)):
         chunk.insert(draw(st.integers(0, len(chunk))), ("choices", body))
     lead = draw(st.sampled_from([b"data: ", b"data:", b"data:\x0b", b"event: x\ndata: "]))
     end = draw(st.sampled_from([b"\n\n", b"\r\n\r\n", b" \n\n", b"\n\r\n", b"\r\n\n"]))
-    return lead + joined(chunk, blank) + end
+    return lead + json_object(chunk, blank) + end
 
 
 USAGE = b'data: {"id":"a","choices":[],"usage":{"completion_tokens":2}}\n\n'
 LINES = st.sampled_from(
     [b": ping\n\n", b"data: [DONE]\n\n", b"\n\n", b"\r\n", b"data: {\n\n", USAGE]
 )
-EVENTS = st.lists(st.one_of(usual(), usual(), odd(), LINES, st.binary(max_size=9)), max_size=12)
+EVENTS = st.lists(
+    st.one_of(usual_events(), usual_events(), unusual_events(), LINES, st.binary(max_size=9)),
+    max_size=12,
+)
 CUTS = st.lists(st.integers(0, 1 << 12), max_size=8)
 
 

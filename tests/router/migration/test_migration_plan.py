@@ -31,7 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def plan(path: str, **fields: Any) -> Plan | str:
+def plan_or_reason(path: str, **fields: Any) -> Plan | str:
     body = json.dumps({**ASKED[path], "stream": True, **fields}).encode()
     return plan_of(body, path, fields.get("max_completion_tokens", fields.get("max_tokens")))
 
@@ -52,7 +52,7 @@ def plan(path: str, **fields: Any) -> Plan | str:
 def test_a_stream_that_depends_only_on_its_tokens_may_move(
     path: str, fields: dict[str, Any]
 ) -> None:
-    assert isinstance(plan(path, **fields), Plan)
+    assert isinstance(plan_or_reason(path, **fields), Plan)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -80,14 +80,14 @@ def test_a_stream_that_depends_only_on_its_tokens_may_move(
     ],
 )
 def test_fields_that_need_the_first_half_prevent_a_move(path: str, name: str, value: Any) -> None:
-    assert plan(path, **{name: value}) == name
+    assert plan_or_reason(path, **{name: value}) == name
 
 
 def test_log_probabilities_prevent_a_move() -> None:
-    assert plan(CHAT, logprobs=True) == "logprobs"
-    assert isinstance(plan(CHAT, logprobs=False, top_logprobs=0), Plan)
-    assert plan(COMPLETIONS, logprobs=0) == "logprobs"
-    assert plan(COMPLETIONS, logprobs=False) == "logprobs"
+    assert plan_or_reason(CHAT, logprobs=True) == "logprobs"
+    assert isinstance(plan_or_reason(CHAT, logprobs=False, top_logprobs=0), Plan)
+    assert plan_or_reason(COMPLETIONS, logprobs=0) == "logprobs"
+    assert plan_or_reason(COMPLETIONS, logprobs=False) == "logprobs"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_log_probabilities_prevent_a_move() -> None:
     ],
 )
 def test_one_prompt_may_move_and_several_may_not(prompt: Any, fits: bool) -> None:
-    found = plan(COMPLETIONS, prompt=prompt)
+    found = plan_or_reason(COMPLETIONS, prompt=prompt)
     assert isinstance(found, Plan) if fits else found == "prompts"
 
 
@@ -113,17 +113,17 @@ def test_text_may_move_and_media_may_not() -> None:
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turns.append({"role": "assistant", "content": None, "tool_calls": calls})
-    assert isinstance(plan(CHAT, messages=turns), Plan)
+    assert isinstance(plan_or_reason(CHAT, messages=turns), Plan)
     parts.append({"type": "image_url", "image_url": {"url": "http://x"}})  # type: ignore[dict-item]
-    assert plan(CHAT, messages=turns) == "media"
+    assert plan_or_reason(CHAT, messages=turns) == "media"
 
 
 def test_streams_of_other_paths_may_not_move() -> None:
     assert plan_of(b'{"stream":true}', "/v1/responses", None) == "path"
 
 
-def a_plan(path: str, **fields: Any) -> Plan:
-    found = plan(path, **fields)
+def migratable_plan(path: str, **fields: Any) -> Plan:
+    found = plan_or_reason(path, **fields)
     assert isinstance(found, Plan), found
     return found
 
@@ -146,7 +146,7 @@ def test_token_ids_are_requested_even_if_the_client_declines_them(given: bool | 
 
 
 def test_the_rest_of_a_chat_is_requested_as_a_completion_of_its_token_ids() -> None:
-    found = a_plan(
+    found = migratable_plan(
         CHAT,
         max_completion_tokens=10,
         max_tokens=7,
@@ -174,17 +174,17 @@ def test_the_rest_of_a_chat_is_requested_as_a_completion_of_its_token_ids() -> N
 
 
 def test_min_tokens_is_0_once_it_is_reached() -> None:
-    found = a_plan(COMPLETIONS, min_tokens=2)
+    found = migratable_plan(COMPLETIONS, min_tokens=2)
     assert json.loads(rest_of(found, [1], 5, 8))["min_tokens"] == 0
 
 
 def test_the_remaining_tokens_follow_from_limits_and_engine_defaults() -> None:
     ours, vllm = FORMS["warmroute"], FORMS["vllm"]
-    assert tokens_left(a_plan(CHAT, max_tokens=9), vllm, 5, 4, None) == 5
-    assert tokens_left(a_plan(COMPLETIONS), vllm, 5, 4, 100) == 12
-    assert tokens_left(a_plan(CHAT), vllm, 5, 4, 100) == 91
-    assert tokens_left(a_plan(CHAT), vllm, 5, 4, None) is None
-    assert tokens_left(a_plan(CHAT), ours, 5, 4, None) == 252
+    assert tokens_left(migratable_plan(CHAT, max_tokens=9), vllm, 5, 4, None) == 5
+    assert tokens_left(migratable_plan(COMPLETIONS), vllm, 5, 4, 100) == 12
+    assert tokens_left(migratable_plan(CHAT), vllm, 5, 4, 100) == 91
+    assert tokens_left(migratable_plan(CHAT), vllm, 5, 4, None) is None
+    assert tokens_left(migratable_plan(CHAT), ours, 5, 4, None) == 252
 
 
 def test_default_token_limits_equal_the_engines() -> None:

@@ -14,12 +14,12 @@ from tests.router.migration.broken_streams import (
     BODY,
     PROMPT,
     WHOLE,
-    asked,
     body_of,
-    broke_off,
     dies,
     events_for,
     framed,
+    is_incomplete,
+    request_bytes,
     serves,
 )
 from tests.router.migration.migration_engines import Engine
@@ -27,8 +27,8 @@ from tests.router.migration.migration_support import TOTAL, chain
 from tests.router.relay_support import (
     STREAM,
     WorkerCall,
-    ask,
     chunked,
+    fetch,
     header,
     kind,
     post,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("both_paths")
 
 async def test_a_moved_stream_is_delivered_and_counted_as_one_answer() -> None:
     async with chain(dies, serves) as it:
-        reply = await ask(it.port, asked())
+        reply = await fetch(it.port, request_bytes())
         assert body_of(reply) == WHOLE
         assert header(reply, b"x-warmroute-migratable") == b"1"
         assert it.metrics.ended == {("moved", "early_close"): 1}
@@ -57,7 +57,7 @@ async def test_a_moved_stream_is_delivered_and_counted_as_one_answer() -> None:
 async def test_usage_of_a_moved_stream_covers_all_of_it() -> None:
     async with chain(dies, serves) as it:
         options = {"stream_options": {"include_usage": True}}
-        reply = await ask(it.port, asked(**options))
+        reply = await fetch(it.port, request_bytes(**options))
         assert body_of(reply) == b"".join(
             Engine("warmroute", "x").stream(BODY | options, PROMPT, TOTAL)
         )
@@ -68,28 +68,28 @@ async def test_usage_of_a_moved_stream_covers_all_of_it() -> None:
 
 async def test_an_http_1_0_client_reads_events_without_chunks() -> None:
     async with chain(dies, serves) as it:
-        reply = await ask(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))
+        reply = await fetch(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))
         assert reply.partition(b"\r\n\r\n")[2] == WHOLE
 
 
 @pytest.mark.parametrize("status", [b"400 Bad", b"404 Gone", b"200 OK"])
 async def test_an_error_reply_of_the_next_worker_is_not_part_of_the_stream(status: bytes) -> None:
     async def refuses(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\nno")
+        await call.send(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\nno")
 
     async with chain(dies, refuses, serves) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         assert [o.error and kind(o.error) for o in it.outcomes] == ["early_close", "busy", None]
     async with chain(refuses) as it:
-        assert (await ask(it.port, asked())).endswith(b"\r\n\r\nno")
+        assert (await fetch(it.port, request_bytes())).endswith(b"\r\n\r\nno")
 
 
 async def test_a_5xx_of_a_later_worker_is_one_more_failure() -> None:
     async def fails(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno")
+        await call.send(b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno")
 
     async with chain(fails, dies, fails, serves) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
@@ -97,36 +97,36 @@ async def test_a_compressed_stream_passes_unchanged_and_is_not_moved() -> None:
     head = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
 
     async def packed(call: WorkerCall) -> None:
-        await call.say(head + chunked(b"\x1f\x8b", b"zip"))
+        await call.send(head + chunked(b"\x1f\x8b", b"zip"))
 
-    async def torn(call: WorkerCall) -> None:
-        await call.say(head + framed(b"\x1f\x8b"))
+    async def breaks_off(call: WorkerCall) -> None:
+        await call.send(head + framed(b"\x1f\x8b"))
         call.hang_up()
 
     async with chain(packed) as it:
-        assert body_of(await ask(it.port, asked())) == b"\x1f\x8bzip"
-    async with chain(torn, serves) as it:
-        assert broke_off(await ask(it.port, asked()))
+        assert body_of(await fetch(it.port, request_bytes())) == b"\x1f\x8bzip"
+    async with chain(breaks_off, serves) as it:
+        assert is_incomplete(await fetch(it.port, request_bytes()))
         assert not it.outcomes[0].retryable
 
 
 async def test_the_router_writes_the_missing_end_of_a_finished_answer() -> None:
-    async def owes(call: WorkerCall) -> None:
-        await call.say(STREAM + framed(*events_for(call)[:TOTAL]))
+    async def omits_the_end(call: WorkerCall) -> None:
+        await call.send(STREAM + framed(*events_for(call)[:TOTAL]))
         call.reset()
 
-    async with chain(owes) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+    async with chain(omits_the_end) as it:
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         assert sum(it.metrics.ended.values()) == it.metrics.ended["closed", "early_close"] == 1
 
 
 async def test_an_error_event_is_hidden_while_another_worker_is_available() -> None:
-    async def ails(call: WorkerCall) -> None:
+    async def sends_error_event(call: WorkerCall) -> None:
         error = b'data: {"error":{"message":"engine died","code":500}}\n\n'
-        await call.say(STREAM + chunked(*events_for(call)[:3], error, b"data: [DONE]\n\n"))
+        await call.send(STREAM + chunked(*events_for(call)[:3], error, b"data: [DONE]\n\n"))
 
-    async with chain(ails, serves) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+    async with chain(sends_error_event, serves) as it:
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         assert it.metrics.ended == {("moved", "status_5xx"): 1}
 
 
@@ -134,24 +134,24 @@ async def test_a_stream_beyond_a_bound_breaks_off() -> None:
     bounds = (("stream_tokens", 4, "room"), ("tokens", 2, "room"), ("moves", 1, "moves"))
     for name, bound, why in bounds:
         async with chain(dies, dies, serves, **{name: bound}) as it:
-            assert broke_off(await ask(it.port, asked()))
+            assert is_incomplete(await fetch(it.port, request_bytes()))
             assert it.metrics.unfit == {why: 1}
             assert it.metrics.ended["unfit", "early_close"] == 1
 
 
 async def test_a_stream_breaks_off_if_no_worker_is_left() -> None:
     async with chain(dies, dies) as it:
-        assert broke_off(await ask(it.port, asked()))
+        assert is_incomplete(await fetch(it.port, request_bytes()))
         assert it.metrics.ended["refused", "early_close"] == 1
 
 
 async def test_streams_of_a_model_with_missing_token_ids_no_longer_move() -> None:
-    async def swallows(call: WorkerCall) -> None:
+    async def omits_an_event(call: WorkerCall) -> None:
         events = events_for(call)
-        await call.say(STREAM + chunked(*events[:2], *events[3:]))
+        await call.send(STREAM + chunked(*events[:2], *events[3:]))
 
-    async with chain(swallows) as it:
-        await ask(it.port, asked(stream_options={"include_usage": True}))
+    async with chain(omits_an_event) as it:
+        await fetch(it.port, request_bytes(stream_options={"include_usage": True}))
         arrival = Arrival(0.0, 2, "m", 3, {})
         with it.migrations.stream(json.dumps(BODY).encode(), "/v1/completions", arrival) as stream:
             assert stream is None
@@ -171,12 +171,12 @@ async def test_an_exception_in_the_journal_closes_the_clients_connection(
 
     async def in_two_parts(call: WorkerCall) -> None:
         events = events_for(call)
-        await call.say(STREAM + framed(*events[:2]))
+        await call.send(STREAM + framed(*events[:2]))
         await until(lambda: bool(seen), "the first event was read")
-        await call.say(framed(events[2]))
+        await call.send(framed(events[2]))
 
     real = Journal.feed
     monkeypatch.setattr(Journal, "feed", feed)
     async with chain(in_two_parts) as it:
         with pytest.raises(ConnectionResetError):  # a mere end would look whole to this client
-            await ask(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))
+            await fetch(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))

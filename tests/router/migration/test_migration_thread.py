@@ -15,17 +15,17 @@ from tests.router.migration.broken_streams import (
     BODY,
     PROMPT,
     WHOLE,
-    asked,
     body_of,
-    broke_off,
     dies,
     events_for,
     framed,
+    is_incomplete,
+    request_bytes,
     serves,
 )
 from tests.router.migration.migration_engines import Engine
 from tests.router.migration.migration_support import TOTAL, Chain, chain
-from tests.router.relay_support import STREAM, WorkerCall, ask, chunked, header
+from tests.router.relay_support import STREAM, WorkerCall, chunked, fetch, header
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")
@@ -45,12 +45,12 @@ def by_thread(it: Chain, number: int) -> int:
 
 async def test_the_thread_serves_the_first_worker_and_python_the_next() -> None:
     async with chain(dies, serves) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         first, second = it.upstreams
         assert (by_thread(it, 0), by_thread(it, 1)) == (0, 0)
         assert (first.open_connections, second.open_connections) == (0, 1)
     async with chain(serves) as it:
-        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert body_of(await fetch(it.port, request_bytes())) == WHOLE
         assert by_thread(it, 0) == 1
         (outcome,) = it.outcomes
         assert (outcome.error, outcome.events) == (None, TOTAL + 1)
@@ -58,7 +58,7 @@ async def test_the_thread_serves_the_first_worker_and_python_the_next() -> None:
 
 async def test_a_request_for_token_ids_is_served_by_python() -> None:
     async with chain(serves) as it:
-        reply = await ask(it.port, asked(return_token_ids=True))
+        reply = await fetch(it.port, request_bytes(return_token_ids=True))
         assert body_of(reply).count(b'"token_ids":[') == TOTAL
         assert (by_thread(it, 0), it.upstreams[0].open_connections) == (0, 1)
 
@@ -71,7 +71,7 @@ async def test_a_worker_may_die_after_any_byte() -> None:
 
     async def dies_there(call: WorkerCall) -> None:
         reply = STREAM + chunked(*events_for(call))
-        await call.say(reply[:where])
+        await call.send(reply[:where])
         call.reset() if where % 2 else call.hang_up()
 
     body = json.dumps(BODY | {"return_token_ids": True})
@@ -79,7 +79,7 @@ async def test_a_worker_may_die_after_any_byte() -> None:
     length = len(STREAM + chunked(*events_for(call)))
     async with chain(dies_there, serves) as it:
         for where in range(1, length, 3):
-            reply = await ask(it.port, asked())
+            reply = await fetch(it.port, request_bytes())
             assert body_of(reply) == WHOLE, f"died after {where} bytes"
         assert it.metrics.unfit == {}
 
@@ -92,17 +92,17 @@ async def test_the_client_gets_chunks_for_any_framing_of_the_worker(framing: byt
         body = b"".join(events_for(call))
         return head + (framing % len(body) if b"%d" in framing else framing) + b"\r\n" + body
 
-    async def whole(call: WorkerCall) -> None:
-        await call.say(reply(call))
+    async def sends_all(call: WorkerCall) -> None:
+        await call.send(reply(call))
         call.hang_up()
 
-    async def torn(call: WorkerCall) -> None:
-        await call.say(reply(call)[:700])
+    async def breaks_off(call: WorkerCall) -> None:
+        await call.send(reply(call)[:700])
         call.hang_up()
 
-    for scripts in ((whole,), (torn, serves)):
+    for scripts in ((sends_all,), (breaks_off, serves)):
         async with chain(*scripts) as it:
-            got = await ask(it.port, asked())
+            got = await fetch(it.port, request_bytes())
             assert body_of(got) == WHOLE
             assert header(got, b"content-length") is None
             assert header(got, b"transfer-encoding") == b"chunked"
@@ -119,18 +119,18 @@ async def test_pending_bytes_of_a_slow_client_come_before_the_next_workers() -> 
         choice = f'{{"index":0,"text":"{number}{text}","token_ids":[{number}]{prompt}}}'
         return f'data: {{"id":"a","choices":[{choice}]}}\n\n'.encode()
 
-    async def half(call: WorkerCall) -> None:
+    async def sends_half(call: WorkerCall) -> None:
         first = event(0, ',"prompt_token_ids":[1]')
-        await call.say(STREAM + framed(first, *(event(n, "") for n in range(1, total))))
+        await call.send(STREAM + framed(first, *(event(n, "") for n in range(1, total))))
         call.hang_up()
 
-    async def rest(call: WorkerCall) -> None:
+    async def sends_rest(call: WorkerCall) -> None:
         assert json.loads(call.body)["prompt"] == [1, *range(total)]
-        await call.say(STREAM + chunked(event(total, ""), b"data: [DONE]\n\n"))
+        await call.send(STREAM + chunked(event(total, ""), b"data: [DONE]\n\n"))
 
-    async with chain(half, rest, buffer_bytes=1 << 26) as it:
+    async with chain(sends_half, sends_rest, buffer_bytes=1 << 26) as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=4096)
-        writer.write(asked(max_tokens=total + 1))
+        writer.write(request_bytes(max_tokens=total + 1))
         await until(lambda: len(it.outcomes) == 2, "the second worker is through")
         got = body_of(await reader.read(-1))
         writer.close()
@@ -144,11 +144,11 @@ async def test_begun_streams_of_a_hanging_worker_move() -> None:
     """If a worker's probes time out, its begun streams continue on another worker."""
 
     async def hangs(call: WorkerCall) -> None:
-        await call.say(STREAM + framed(*events_for(call)[:2]))
+        await call.send(STREAM + framed(*events_for(call)[:2]))
         await call.reader.read()
 
     async with chain(hangs, serves) as it:
-        asking = asyncio.create_task(ask(it.port, asked()))
+        asking = asyncio.create_task(fetch(it.port, request_bytes()))
         await until(lambda: it.metrics.kept_tokens() == len(PROMPT) + 2, "two tokens were said")
         it.upstreams[0].abandon_silent()
         assert body_of(await asking) == WHOLE
@@ -160,13 +160,13 @@ async def test_a_stream_that_may_not_move_stays_with_a_hanging_worker() -> None:
 
     async def ignores_ids(call: WorkerCall) -> None:
         events = Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL)
-        await call.say(STREAM + framed(*events[:2]))
+        await call.send(STREAM + framed(*events[:2]))
         await go.wait()
-        await call.say(chunked(*events[2:]))
+        await call.send(chunked(*events[2:]))
 
     async with chain(ignores_ids) as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-        writer.write(asked())
+        writer.write(request_bytes())
         got = await reader.readuntil(b"data: ")
         it.upstreams[0].abandon_silent()
         go.set()
@@ -183,31 +183,31 @@ async def test_an_abandoned_stream_keeps_no_memory(leaves: bool) -> None:
     """
 
     async def hangs(call: WorkerCall) -> None:
-        await call.say(STREAM + framed(*events_for(call)[:2]))
+        await call.send(STREAM + framed(*events_for(call)[:2]))
         await call.reader.read()
 
     async with chain(hangs, serves) as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-        writer.write(asked())
+        writer.write(request_bytes())
         await until(lambda: it.metrics.kept_tokens() > 0, "the stream has begun")
         if leaves:
             writer.close()
         else:
             it.sending.cancel()
-            assert broke_off(await reader.read())
+            assert is_incomplete(await reader.read())
         await until(lambda: it.metrics.kept_tokens() == 0, "the ids are forgotten")
         writer.close()
         assert len(it.outcomes) == 0
 
 
 async def test_an_unreadable_event_prevents_later_moves() -> None:
-    async def strange(call: WorkerCall) -> None:
+    async def sends_unreadable_event(call: WorkerCall) -> None:
         odd = b'data: {"choices":[{"t\\u0065xt":"y","token_ids":[5]}]}\n\n'
-        await call.say(STREAM + framed(*events_for(call)[:2], odd))
+        await call.send(STREAM + framed(*events_for(call)[:2], odd))
         call.hang_up()
 
-    async with chain(strange, serves) as it:
-        reply = await ask(it.port, asked())
-        assert broke_off(reply)
+    async with chain(sends_unreadable_event, serves) as it:
+        reply = await fetch(it.port, request_bytes())
+        assert is_incomplete(reply)
         assert b'{"t\\u0065xt":"y"}' in reply
         assert it.metrics.unfit == {"unreadable": 1}

@@ -31,7 +31,9 @@ OBJECTS = st.dictionaries(WORDS, VALUES, max_size=6)
 CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 
-def fed(editor: LongAnswer | EventLines | AnswerEditor, text: bytes, cuts: list[int]) -> bytes:
+def edit_pieces(
+    editor: LongAnswer | EventLines | AnswerEditor, text: bytes, cuts: list[int]
+) -> bytes:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = itertools.pairwise(places)
     return b"".join(editor.feed(text[a:b]) for a, b in pieces) + editor.flush()
@@ -57,7 +59,7 @@ def only_names_differ(before: bytes, after: bytes) -> bool:
 @example({"model": "m"}, [1, 3, 9, 10, 11, 12], None, True)
 def test_the_model_is_renamed_in_json_cut_anywhere(value, cuts, indent, ascii_only) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(errors="replace")
-    after = fed(LongAnswer(VALUE), text, cuts)
+    after = edit_pieces(LongAnswer(VALUE), text, cuts)
     assert json.loads(after) == renamed(json.loads(text))
     assert only_names_differ(text, after)
     if isinstance(value, dict):
@@ -68,7 +70,7 @@ def test_the_model_is_renamed_in_json_cut_anywhere(value, cuts, indent, ascii_on
 def test_the_model_is_renamed_in_events_cut_anywhere(values, cuts, end, whole) -> None:
     lines = [f"event: x{end}data: {json.dumps(value)}{end}{end}" for value in values]
     text = "".join([f": ping{end}{end}", *lines, f"data: [DONE]{end}{end if whole else ''}"])
-    after = fed(EventLines(VALUE, "message"), text.encode(), cuts).decode()
+    after = edit_pieces(EventLines(VALUE, "message"), text.encode(), cuts).decode()
     expected = [line.split("data: ")[0] for line in lines]
     shown = [event.split("data: ") for event in after.split(f"{end}{end}")[1:-1]]
     assert [json.loads(data) for _, data in shown[: len(values)]] == [
@@ -80,25 +82,28 @@ def test_the_model_is_renamed_in_events_cut_anywhere(values, cuts, end, whole) -
 
 @given(st.binary(max_size=60), CUTS)
 def test_bytes_that_are_not_json_pass_unchanged(text, cuts) -> None:
-    assert fed(EventLines(VALUE), text, cuts) == text
+    assert edit_pieces(EventLines(VALUE), text, cuts) == text
     if b"model" not in text:
-        assert fed(LongAnswer(VALUE), text, cuts) == text
+        assert edit_pieces(LongAnswer(VALUE), text, cuts) == text
 
 
 def test_text_that_looks_like_the_model_field_is_not_renamed() -> None:
     inner = r'"content":"\"model\":\"x\"","tool":{"model":"y"},"list":[{"model":"z"}]'
     text = ("{" + inner + ',"model" : "m"}').encode()
     expected = text.replace(b'"model" : "m"', b'"model" : ' + VALUE)
-    assert fed(LongAnswer(VALUE), text, []) == expected
-    assert fed(LongAnswer(VALUE), text, list(range(len(text)))) == expected
-    assert fed(EventLines(VALUE), b"data:" + text + b"\n\n", []) == b"data:" + expected + b"\n\n"
+    assert edit_pieces(LongAnswer(VALUE), text, []) == expected
+    assert edit_pieces(LongAnswer(VALUE), text, list(range(len(text)))) == expected
+    assert (
+        edit_pieces(EventLines(VALUE), b"data:" + text + b"\n\n", [])
+        == b"data:" + expected + b"\n\n"
+    )
 
 
 @pytest.mark.parametrize("model", ["null", "7", "[1]", '{"model":"x"}'])
 def test_a_model_field_that_is_not_a_string_is_not_renamed(model) -> None:
     text = f'{{"id":1,"model":{model}}}'.encode()
-    assert fed(LongAnswer(VALUE), text, list(range(len(text)))) == text
-    assert fed(EventLines(VALUE), b"data: %b\n\n" % text, []) == b"data: %b\n\n" % text
+    assert edit_pieces(LongAnswer(VALUE), text, list(range(len(text)))) == text
+    assert edit_pieces(EventLines(VALUE), b"data: %b\n\n" % text, []) == b"data: %b\n\n" % text
 
 
 def test_a_long_answer_is_not_buffered() -> None:

@@ -20,14 +20,14 @@ from router.upstream.edited_reply import EditedReply
 from tests.router.relay_support import (
     Relay,
     WorkerCall,
-    ask,
-    go_by,
+    fetch,
     header,
     post,
     relay,
     served,
     until,
     upstreams_to,
+    use_implementation,
     worker,
 )
 
@@ -65,7 +65,7 @@ async def renaming(port: int, buffer_bytes: int = 65_536) -> AsyncIterator[Renam
 
 @pytest.fixture(autouse=True, params=["native", "python"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_by(str(request.param), monkeypatch)
+    use_implementation(str(request.param), monkeypatch)
 
 
 def chunked(body: bytes, size: int = 7) -> bytes:
@@ -108,11 +108,11 @@ async def test_an_edited_reply_gets_its_own_framing(
 
     async def script(call: WorkerCall) -> None:
         cuts = sorted(random.Random(3).sample(range(1, len(text)), 20))
-        await call.say_in_pieces(text, cuts)
+        await call.send_in_pieces(text, cuts)
         call.hang_up()
 
     async with worker(script) as w, renaming(w.port) as r:
-        head, came = split(await ask(r.port, post(b"{}", version=version)))
+        head, came = split(await fetch(r.port, post(b"{}", version=version)))
         assert came == edited
         assert header(head, b"x-warmroute-worker") == b"w"
         known = kind == "json" and framing == "length"
@@ -138,13 +138,13 @@ async def test_an_edited_reply_gets_its_own_framing(
 )
 async def test_other_replies_pass_unchanged(reply: bytes) -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(reply)
+        await call.send(reply)
 
     async with worker(script) as w:
         async with relay(w.port) as r:
-            plain = split(await ask(r.port, post(b"{}")))
+            plain = split(await fetch(r.port, post(b"{}")))
         async with renaming(w.port) as n:
-            edited = split(await ask(n.port, post(b"{}")))
+            edited = split(await fetch(n.port, post(b"{}")))
     assert edited[1] == plain[1]
     assert edited[0].split(b"\r\n")[0] == plain[0].split(b"\r\n")[0]
 
@@ -152,11 +152,11 @@ async def test_other_replies_pass_unchanged(reply: bytes) -> None:
 async def test_connections_are_kept_and_the_relay_thread_is_not_used() -> None:
     async def script(call: WorkerCall) -> None:
         framing = ("length", "chunked")[call.serial % 2]
-        await call.say(b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS[framing](BODY))
+        await call.send(b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS[framing](BODY))
 
     async with worker(script) as w, renaming(w.port) as r:
         requests = post(b"{}", close=False) * 3 + post(b"{}")
-        came = await ask(r.port, requests)
+        came = await fetch(r.port, requests)
         assert came.count(b"HTTP/1.1 200") == 4
         assert w.connections == 1
         assert {one.fallback_reason for one in r.outcomes} <= {"renamed", "off"}
@@ -170,11 +170,11 @@ async def test_a_long_answer_is_not_buffered_and_a_slow_client_slows_its_worker(
 
     async def script(call: WorkerCall) -> None:
         nonlocal sent
-        await call.say(start % (len(first) + rows * len(row) + len(last)) + first)
+        await call.send(start % (len(first) + rows * len(row) + len(last)) + first)
         for _ in range(rows):
-            await call.say(row)
+            await call.send(row)
             sent += 1
-        await call.say(last)
+        await call.send(last)
 
     async with worker(script) as w, renaming(w.port, buffer_bytes=65_536) as r:
         reader, writer = await asyncio.open_connection("127.0.0.1", r.port, limit=1 << 16)
@@ -193,11 +193,11 @@ async def test_a_broken_answer_does_not_look_complete(framing: str) -> None:
     text = b"HTTP/1.1 200 OK\r\n" + JSON + FRAMINGS[framing](BODY)
 
     async def script(call: WorkerCall) -> None:
-        await call.say(text[:-30])
+        await call.send(text[:-30])
         call.hang_up()
 
     async with worker(script) as w, renaming(w.port) as r:
-        came = await ask(r.port, post(b"{}"))
+        came = await fetch(r.port, post(b"{}"))
         assert not came.endswith(b"0\r\n\r\n")
         if framing == "length":  # nothing was written of what was to be edited as a whole
             assert came == b""

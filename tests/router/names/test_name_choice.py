@@ -72,11 +72,11 @@ def chosen(
 
 
 def all_chosen(found: ModelNames, asked: str) -> list[str]:
-    async def ask() -> list[str]:
+    async def choose_all() -> list[str]:
         every = [await found.choose(asked, None, f"s{n}", b"") for n in range(SESSIONS)]
         return [one.target for one in every if one is not None]
 
-    return asyncio.run(ask())
+    return asyncio.run(choose_all())
 
 
 def pool(*pairs: tuple[str, str | None]) -> Workers:
@@ -275,7 +275,7 @@ def test_the_card_of_a_name_describes_its_model() -> None:
     assert (shown["lora"]["root"], shown["lora"]["parent"]) == ("ad", "llama")
 
 
-def said(*contents: object, role: str = "user") -> list[dict[str, object]]:
+def turns_of(*contents: object, role: str = "user") -> list[dict[str, object]]:
     return [{"role": role, "content": content} for content in contents]
 
 
@@ -284,28 +284,36 @@ SYSTEM = {"role": "system", "content": "You are brief. " * 400}
 
 @pytest.mark.parametrize("field", ["messages", "input"])
 def test_turns_of_one_conversation_have_the_same_beginning(field) -> None:
-    first = [SYSTEM, *said("Hello")]
-    later = [SYSTEM, *said([{"type": "text", "text": "Hello", "cache_control": {}}]), *said("more")]
-    other = [SYSTEM, *said("Bye")]
+    first = [SYSTEM, *turns_of("Hello")]
+    later = [
+        SYSTEM,
+        *turns_of([{"type": "text", "text": "Hello", "cache_control": {}}]),
+        *turns_of("more"),
+    ]
+    other = [SYSTEM, *turns_of("Bye")]
 
-    def begun(messages: object) -> bytes:
+    def beginning(messages: object) -> bytes:
         return beginning_of(json.dumps({field: messages, "system": "x"}).encode())
 
-    assert begun(first) == begun(later) != begun(other)
-    assert len(begun(first)) < 20_000
+    assert beginning(first) == beginning(later) != beginning(other)
+    assert len(beginning(first)) < 20_000
 
 
 def test_a_request_without_messages_begins_with_its_prompt() -> None:
     text = "é" * 3_000
 
-    def begun(**fields: object) -> bytes:
+    def beginning(**fields: object) -> bytes:
         return beginning_of(json.dumps(fields).encode())
 
-    assert begun(prompt=text + "a") == begun(prompt=text + "b", model="x") != begun(prompt="z")
-    assert begun(prompt=[1, 2]) != begun(prompt=[1, 3])
-    assert begun(input="a") != begun(input="b")
-    assert begun(input=["a"]) != begun(input=["b"])
-    assert begun(messages=[1]) == begun(messages=[1])
+    assert (
+        beginning(prompt=text + "a")
+        == beginning(prompt=text + "b", model="x")
+        != beginning(prompt="z")
+    )
+    assert beginning(prompt=[1, 2]) != beginning(prompt=[1, 3])
+    assert beginning(input="a") != beginning(input="b")
+    assert beginning(input=["a"]) != beginning(input=["b"])
+    assert beginning(messages=[1]) == beginning(messages=[1])
     assert beginning_of(b"") == beginning_of(b"[1]") == beginning_of(b'{"a":1}') == b""
 
 

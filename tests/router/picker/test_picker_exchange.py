@@ -41,7 +41,9 @@ def piece_of(answer: Any) -> tuple[bytes, bool]:
     return streamed.body, streamed.end_of_stream
 
 
-def begun(modes: tuple[int, int] | None = None, end: bool = False, **more: Any) -> PickerExchange:
+def started_exchange(
+    modes: tuple[int, int] | None = None, end: bool = False, **more: Any
+) -> PickerExchange:
     exchange = PickerExchange(LIMIT)
     fields = more if modes is None else {"modes": modes, **more}
     exchange.feed(message("request_headers", end_of_stream=end, **fields))
@@ -61,7 +63,7 @@ def refusal(answers: list[bytes]) -> tuple[int, str]:
 
 
 def test_a_duplex_body_is_returned_in_its_pieces_after_the_choice() -> None:
-    exchange = begun()
+    exchange = started_exchange()
     assert exchange.feed(message("request_body", body=b"ab")) == []
     assert exchange.feed(message("request_body", body=b"cd")) == []
     assert not exchange.asks
@@ -80,13 +82,13 @@ def test_a_duplex_body_is_returned_in_its_pieces_after_the_choice() -> None:
 
 
 def test_an_empty_duplex_body_is_returned_with_its_end() -> None:
-    exchange = begun()
+    exchange = started_exchange()
     exchange.feed(message("request_body", end_of_stream=True))
     assert [piece_of(one) for one in read(exchange.place(AT))[1:]] == [(b"", True)]
 
 
 def test_a_changed_body_is_sent_in_pieces_and_ends_with_its_trailers() -> None:
-    exchange = begun()
+    exchange = started_exchange()
     exchange.feed(message("request_body", body=b"x"))
     exchange.feed(message("request_trailers"))
     changed = b"y" * (PIECE_BYTES + 1)
@@ -96,7 +98,7 @@ def test_a_changed_body_is_sent_in_pieces_and_ends_with_its_trailers() -> None:
 
 
 def test_the_answer_to_a_buffered_body_contains_the_destination() -> None:
-    exchange = begun((Mode.BUFFERED, Mode.NONE))
+    exchange = started_exchange((Mode.BUFFERED, Mode.NONE))
     assert exchange.feed(message("request_body", body=b"{}", end_of_stream=True)) == []
     sets: tuple[Header, ...] = ((b"x-one", b"1"),)
     (one,) = read(exchange.place(Destination("a:1,b:2", sets, ("x-gone",), b"{...}")))
@@ -108,7 +110,7 @@ def test_the_answer_to_a_buffered_body_contains_the_destination() -> None:
     }
     assert list(common.header_mutation.remove_headers) == ["x-gone"]
     assert common.body_mutation.body == b"{...}"
-    unchanged = begun((Mode.BUFFERED, Mode.NONE))
+    unchanged = started_exchange((Mode.BUFFERED, Mode.NONE))
     unchanged.feed(message("request_body", body=b"{}", end_of_stream=True))
     (one,) = read(unchanged.place(AT))
     assert not one.request_body.response.HasField("body_mutation")
@@ -129,7 +131,7 @@ def test_headers_before_a_buffered_body_are_answered_immediately(mode: Mode) -> 
 
 @pytest.mark.parametrize("mode", [Mode.NONE, Mode.STREAMED])
 def test_a_request_without_its_body_is_placed_by_its_headers(mode: Mode) -> None:
-    exchange = begun((mode, 0))
+    exchange = started_exchange((mode, 0))
     assert exchange.asks
     assert exchange.blind
     if mode is Mode.STREAMED:
@@ -141,7 +143,7 @@ def test_a_request_without_its_body_is_placed_by_its_headers(mode: Mode) -> None
 
 
 def test_a_response_passes_unchanged_and_its_facts_are_read() -> None:
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(Destination("10.0.0.2:1,10.0.0.3:1"))
     exchange.response_sets = ((b"x-warmroute-worker", b"3"),)
     told = {"upstream.address": "10.0.0.2:1", "response.code_details": "via_upstream"}
@@ -175,7 +177,7 @@ def test_a_response_passes_unchanged_and_its_facts_are_read() -> None:
 def test_an_early_end_is_complete_if_the_whole_content_length_came(
     length: str, came: bytes, over: bool
 ) -> None:
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(AT)
     exchange.feed(message("response_headers", pairs=[("content-length", length)]))
     exchange.feed(message("response_body", body=came))
@@ -185,7 +187,7 @@ def test_an_early_end_is_complete_if_the_whole_content_length_came(
 
 
 def test_the_response_of_another_worker_omits_the_chosen_worker() -> None:
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(AT)
     exchange.response_sets = ((b"x-warmroute-worker", b"3"), (b"x-request-id", b"7"))
     told = {"upstream.address": "10.0.0.2:1"}
@@ -207,7 +209,7 @@ def test_the_response_of_another_worker_omits_the_chosen_worker() -> None:
 def test_the_response_is_attributed_to_the_worker_or_to_the_proxy(
     attributes: dict[str, str], by_worker: bool
 ) -> None:
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(AT)
     exchange.feed(message("response_headers", status="503", attributes=attributes))
     assert exchange.reply is not None
@@ -215,7 +217,7 @@ def test_the_response_is_attributed_to_the_worker_or_to_the_proxy(
 
 
 def test_the_served_endpoint_in_gateway_metadata_is_used() -> None:
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(AT)
     served = ("envoy.lb", messages.SERVED, "10.0.0.9:80")
     exchange.feed(message("response_headers", metadata=[served]))
@@ -234,12 +236,12 @@ def test_the_served_endpoint_in_gateway_metadata_is_used() -> None:
 )
 def test_the_subset_hint_of_endpoints_is_read(texts: Any, hint: list[str]) -> None:
     given = ("envoy.lb.subset_hint", messages.SUBSET, texts)
-    assert begun(end=True, metadata=[given]).subset == hint
-    assert begun(end=True).subset is None
+    assert started_exchange(end=True, metadata=[given]).subset == hint
+    assert started_exchange(end=True).subset is None
 
 
 def test_an_exchange_in_observability_mode_gets_no_answer() -> None:
-    exchange = begun(observability_mode=True)
+    exchange = started_exchange(observability_mode=True)
     assert exchange.idle
     for arm in ARMS:
         assert exchange.feed(message(arm)) == []
@@ -256,14 +258,14 @@ def test_unknown_body_modes_are_refused_with_the_reason() -> None:
 
 def test_a_body_over_the_limit_is_refused() -> None:
     for modes in (None, (Mode.BUFFERED, 0)):
-        exchange = begun(modes)
+        exchange = started_exchange(modes)
         said = exchange.feed(message("request_body", body=bytes(LIMIT + 1)))
         assert refusal(said) == (413, "body_too_large")
 
 
 def test_malformed_messages_are_refused() -> None:
     assert refusal(PickerExchange(LIMIT).feed(b"\xff\xff\xff")) == (500, "bad_message")
-    exchange = begun(end=True)
+    exchange = started_exchange(end=True)
     exchange.place(AT)
     said = exchange.feed(message("response_headers", status="2x0"))
     assert refusal(said) == (500, "bad_message")
@@ -277,7 +279,7 @@ def test_an_unknown_field_is_ignored() -> None:
 
 
 def test_a_response_of_the_proxy_itself_before_the_body_passes() -> None:
-    exchange = begun((Mode.BUFFERED, Mode.NONE))
+    exchange = started_exchange((Mode.BUFFERED, Mode.NONE))
     said = exchange.feed(message("response_headers", status="413", end_of_stream=True))
     assert arms(said) == ["response_headers"]
     assert (exchange.asks, exchange.over) == (False, True)

@@ -26,7 +26,7 @@ HEADER = Header(5.0, "hybrid?x=1", 2)
 SIZE = 4
 
 
-def opened(path: Path, limit_bytes: int = 1 << 20) -> RequestLog:
+def open_log(path: Path, limit_bytes: int = 1 << 20) -> RequestLog:
     """Return a request log whose clock always shows 10 s, which is 1,000,010 s of Unix time."""
     parts = request_log_file(path, limit_bytes)
     return RequestLog(
@@ -45,12 +45,12 @@ def dispatch(worker_id: int = 1, cost: float = 0.5) -> Dispatch:
     return Dispatch(1, (Stage(worker_id, "both"),), decision)
 
 
-def good(**fields: Any) -> Outcome:
+def ok_outcome(**fields: Any) -> Outcome:
     known = {"started_s": 9.0, "status": 200, "first_byte_s": 9.25, "events": 7}
     return Outcome(**(known | {"usage": Usage(13, 5, 8)} | fields))
 
 
-def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> Attempt:
+def attempt_of(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> Attempt:
     """Return an attempt at a worker, ended with `outcome`; None leaves it under way."""
     attempt = Attempt(of, dispatch(worker_id), 10.0, block_size=SIZE)
     if outcome is not None:
@@ -58,15 +58,17 @@ def tried(of: Arrival, outcome: Outcome | None = None, worker_id: int = 1) -> At
     return attempt
 
 
-def put(log: RequestLog, *outcomes: Outcome | None, of: Arrival | None = None, **end: Any) -> None:
+def log_request(
+    log: RequestLog, *outcomes: Outcome | None, of: Arrival | None = None, **end: Any
+) -> None:
     """Log a finished request with one attempt for each of these outcomes."""
     of = of or arrival()
-    attempts = [tried(of, outcome, number % 2) for number, outcome in enumerate(outcomes, 1)]
+    attempts = [attempt_of(of, outcome, number % 2) for number, outcome in enumerate(outcomes, 1)]
     log.put(RequestRecord(9.0, 10.0, of, attempts, **end))
 
 
-def served(log: RequestLog, **fields: Any) -> None:
-    put(log, good(), of=arrival(**fields))
+def log_served(log: RequestLog, **fields: Any) -> None:
+    log_request(log, ok_outcome(), of=arrival(**fields))
 
 
 def read(path: Path) -> tuple[list[Header], list[RequestLine]]:
@@ -88,9 +90,9 @@ def salted(path: Path, chain: Hashes) -> list[int]:
     return keyed
 
 
-def line_of(path: Path, tell: Callable[[RequestLog], None]) -> RequestLine:
-    log = opened(path)
-    tell(log)
+def line_of(path: Path, write_to: Callable[[RequestLog], None]) -> RequestLine:
+    log = open_log(path)
+    write_to(log)
     log.close()
     headers, lines = read(path)
     heading = msgspec.structs.replace(HEADER, salt=salt_beside(path).mark)

@@ -40,7 +40,7 @@ POLICIES = ("hybrid", "round_robin", "power_of_two", "hybrid?max_requests=1&temp
 LIMITS = (["m:max_requests=1"], ["m:max_queued_tokens=9,max_requests=3"])
 
 
-class Desk:
+class RecordedDispatcher:
     """A recorded core to which a test gives facts. Lifetime: test."""
 
     def __init__(self, path: Path, policy: str = "hybrid", limit_bytes: int = 1 << 24) -> None:
@@ -113,7 +113,7 @@ STEPS = st.lists(
 class Story:
     """Turns the steps of a random story into facts for a desk. Lifetime: example."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RecordedDispatcher) -> None:
         self.desk = desk
         self.requests = 0
         self.seqs = [0, 0]

@@ -20,16 +20,16 @@ from tests.router.record.record_log_support import (
     CHAIN,
     SIZE,
     arrival,
-    good,
     line_of,
-    put,
+    log_request,
+    log_served,
+    ok_outcome,
     salted,
-    served,
 )
 
 
 def test_a_line_contains_the_facts_of_a_served_request(tmp_path: Path) -> None:
-    line = line_of(tmp_path / "log", lambda log: served(log, tenant="acme", priority=3))
+    line = line_of(tmp_path / "log", lambda log: log_served(log, tenant="acme", priority=3))
     assert (line.at, line.e2e_ms, line.ttft_ms) == (1_000_009.0, 1000.0, 250.0)
     assert (line.prompt_tokens, line.output_tokens, line.cached_tokens) == (13, 5, 8)
     assert line.worker_prompt_tokens == 13
@@ -53,7 +53,7 @@ def test_the_chain_is_readable_with_any_json_parser(tmp_path: Path) -> None:
     import base64
     import json
 
-    line_of(tmp_path / "log", served)
+    line_of(tmp_path / "log", log_served)
     fields = json.loads((tmp_path / "log").read_text().splitlines()[1])
     read = np.frombuffer(base64.b64decode(fields["chain"]), "<u8").tolist()
     assert read == salted(tmp_path / "log", CHAIN)
@@ -62,46 +62,46 @@ def test_the_chain_is_readable_with_any_json_parser(tmp_path: Path) -> None:
 def test_without_a_stream_there_is_no_ttft_and_without_usage_events_count(
     tmp_path,
 ) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, good(usage=None), of=arrival(stream=False))
+    def write_to(log: RequestLog) -> None:
+        log_request(log, ok_outcome(usage=None), of=arrival(stream=False))
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.ttft_ms, line.output_tokens, line.cached_tokens) == (None, 7, None)
     assert line.worker_prompt_tokens is None
 
 
 def test_a_refused_request_has_no_ttft(tmp_path: Path) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, good(status=400, usage=None, events=0))
+    def write_to(log: RequestLog) -> None:
+        log_request(log, ok_outcome(status=400, usage=None, events=0))
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.status, line.ttft_ms, line.error) == (400, None, None)
 
 
 def test_a_request_refused_by_the_router_has_a_reason_and_no_worker(tmp_path: Path) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, refused=(503, "router_full"))
+    def write_to(log: RequestLog) -> None:
+        log_request(log, refused=(503, "router_full"))
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.status, line.reason, line.worker, line.attempts) == (503, "router_full", None, 0)
     assert (line.policy, line.hit_tokens, line.candidates, line.error) == (None, None, (), None)
     assert (line.model, line.block_size) == ("m", SIZE)
 
 
 def test_an_unserved_model_is_left_out_because_the_client_wrote_it(tmp_path: Path) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, of=Arrival(9.0, 1, "my secret", 3, {}), refused=(404, "model_not_found"))
+    def write_to(log: RequestLog) -> None:
+        log_request(log, of=Arrival(9.0, 1, "my secret", 3, {}), refused=(404, "model_not_found"))
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.model, line.block_size, line.chain, line.status) == (None, None, b"", 404)
 
 
 def test_attempts_are_counted_and_the_last_one_is_recorded(tmp_path: Path) -> None:
-    def tell(log: RequestLog) -> None:
-        failed = good(status=None, error=WorkerError("connect", "x"), usage=None)
-        put(log, failed, good())
+    def write_to(log: RequestLog) -> None:
+        failed = ok_outcome(status=None, error=WorkerError("connect", "x"), usage=None)
+        log_request(log, failed, ok_outcome())
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.attempts, line.worker, line.status, line.error) == (2, 0, 200, None)
 
 
@@ -112,18 +112,18 @@ def test_attempts_are_counted_and_the_last_one_is_recorded(tmp_path: Path) -> No
 def test_a_handler_that_ends_early_gets_a_status_and_an_error(
     tmp_path: Path, broke: Any, status: int, told: str
 ) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, None, broke=broke)
+    def write_to(log: RequestLog) -> None:
+        log_request(log, None, broke=broke)
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.status, line.error, line.attempts) == (status, told, 1)
 
 
 def test_an_error_after_the_first_byte_keeps_status_200(tmp_path: Path) -> None:
-    def tell(log: RequestLog) -> None:
-        put(log, good(error=ClientError(499, "left"), usage=None))
+    def write_to(log: RequestLog) -> None:
+        log_request(log, ok_outcome(error=ClientError(499, "left"), usage=None))
 
-    line = line_of(tmp_path / "log", tell)
+    line = line_of(tmp_path / "log", write_to)
     assert (line.status, line.error, line.output_tokens) == (200, "client", 7)
 
 

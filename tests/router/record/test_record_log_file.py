@@ -17,15 +17,15 @@ import msgspec
 import pytest
 
 from router.record.request_log import RequestLog, request_log_file
-from tests.router.record.record_log_support import HEADER, lines_reach, opened, read, served
+from tests.router.record.record_log_support import HEADER, lines_reach, log_served, open_log, read
 
 
 def test_sessions_are_comparable_only_under_the_same_salt(tmp_path: Path) -> None:
     seen = []
     for name in ("one", "two"):
-        log = opened(tmp_path / name)
+        log = open_log(tmp_path / name)
         for session in ("ann", "bob", "ann", None):
-            served(log, session=session)
+            log_served(log, session=session)
         log.close()
         seen.append([line.session for line in read(tmp_path / name)[1]])
     one, two = seen
@@ -35,22 +35,22 @@ def test_sessions_are_comparable_only_under_the_same_salt(tmp_path: Path) -> Non
 
 
 def test_only_the_owner_may_read_the_log(tmp_path: Path) -> None:
-    opened(tmp_path / "log").close()
+    open_log(tmp_path / "log").close()
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
 
 
 def test_a_restart_appends_after_a_new_header(tmp_path: Path) -> None:
     for _ in range(2):
-        log = opened(tmp_path / "log")
-        served(log)
+        log = open_log(tmp_path / "log")
+        log_served(log)
         log.close()
     headers, lines = read(tmp_path / "log")
     assert (len(headers), len(lines)) == (2, 2)
     assert lines[0].session == lines[1].session
     assert headers[0].salt == headers[1].salt
     (tmp_path / "log.salt").unlink()  # whoever wants no more than that compared
-    log = opened(tmp_path / "log")
-    served(log)
+    log = open_log(tmp_path / "log")
+    log_served(log)
     log.close()
     headers, lines = read(tmp_path / "log")
     assert headers[1].salt != headers[2].salt
@@ -62,13 +62,13 @@ def test_a_policy_change_writes_a_header_between_the_lines(tmp_path: Path) -> No
     """A policy change writes a header between the lines before and after it, even if all lines wait
     in the queue until after the change.
     """
-    log = opened(tmp_path / "log")
-    served(log)
-    served(log)
+    log = open_log(tmp_path / "log")
+    log_served(log)
+    log_served(log)
     log.set_policy("warmset?a=1")
-    served(log)
+    log_served(log)
     log.set_policy(HEADER.policy)
-    served(log)
+    log_served(log)
     log.close()
     said = [
         found["policy"] if "format" in (found := json.loads(line)) else "line"
@@ -90,7 +90,7 @@ def test_only_a_change_of_workers_writes_a_header(tmp_path: Path) -> None:
         HEADER.policy,
     )
     for lines in (1, 2, 3):  # one batch each
-        served(log)
+        log_served(log)
         lines_reach(log, lines)
     log.close()
     headers, lines = read(tmp_path / "log")
@@ -100,8 +100,8 @@ def test_only_a_change_of_workers_writes_a_header(tmp_path: Path) -> None:
 def test_a_log_beyond_its_limit_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for _ in range(30):  # one batch each
-        log = opened(path, limit_bytes=4_096)
-        served(log)
+        log = open_log(path, limit_bytes=4_096)
+        log_served(log)
         log.close()
     kept, older = read(path), read(tmp_path / "log.1")
     assert kept[0][0] == older[0][0]
@@ -113,17 +113,17 @@ def test_a_log_beyond_its_limit_is_rotated(tmp_path: Path) -> None:
 
 def test_reopen_creates_a_new_file_after_the_old_one_was_moved(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    log = opened(path)
-    served(log)
+    log = open_log(path)
+    log_served(log)
     lines_reach(log, 1)
     log.reopen()  # no file was moved: the log continues in the same one
-    served(log)
+    log_served(log)
     lines_reach(log, 2)
     path.rename(tmp_path / "moved")
     log.reopen()
     while not path.exists():
         threading.Event().wait(0.01)
-    served(log)
+    log_served(log)
     log.close()
     assert [len(part) for part in read(tmp_path / "moved")] == [1, 2]
     assert [len(part) for part in read(path)] == [1, 1]
@@ -131,15 +131,15 @@ def test_reopen_creates_a_new_file_after_the_old_one_was_moved(tmp_path: Path) -
 
 def test_an_unwritable_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"request_log: cannot write {tmp_path}: Is a directory"):
-        opened(tmp_path)
+        open_log(tmp_path)
     with pytest.raises(OSError, match=r"cannot write .*/none/log: No such file or directory"):
-        opened(tmp_path / "none" / "log")
+        open_log(tmp_path / "none" / "log")
 
 
 def test_lines_lost_on_a_full_disk_are_counted_and_logged_once(caplog) -> None:
-    log = opened(Path("/dev/full"))
+    log = open_log(Path("/dev/full"))
     for wanted in (1, 2, 3):
-        served(log)
+        log_served(log)
         lines_reach(log, 0, lost=wanted)
     log.close()
     assert caplog.text.count("lines are lost: cannot write /dev/full: No space left") == 1
@@ -148,18 +148,18 @@ def test_lines_lost_on_a_full_disk_are_counted_and_logged_once(caplog) -> None:
 FULL_THEN_FREE = """
 import resource, sys
 from pathlib import Path
-from tests.router.record.record_log_support import lines_reach, opened, served
+from tests.router.record.record_log_support import lines_reach, open_log, log_served
 path = Path(sys.argv[1])
-log = opened(path)
-served(log)
+log = open_log(path)
+log_served(log)
 lines_reach(log, 1)
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
 for lost in (1, 2):
-    served(log)
+    log_served(log)
     lines_reach(log, 1, lost)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-served(log)
+log_served(log)
 log.close()
 assert (log.written, log.lost) == (2, 2)
 """
@@ -186,7 +186,7 @@ def test_a_pipe_without_a_reader_is_refused_immediately(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match=f"cannot write {pipe}: a pipe that nobody reads"):
-        opened(pipe)
+        open_log(pipe)
 
 
 def test_a_pipe_with_a_slow_reader_loses_no_lines(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_a_pipe_with_a_slow_reader_loses_no_lines(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # much less than the lines that follow
-    log = opened(pipe)
+    log = open_log(pipe)
     for _ in range(64):
-        served(log)
+        log_served(log)
     os.set_blocking(reader, True)
     got = b""
     while got.count(b"\n") < 65:
@@ -208,10 +208,10 @@ def test_a_pipe_with_a_slow_reader_loses_no_lines(tmp_path: Path) -> None:
 
 def test_the_warning_contains_the_path_that_prevents_rotation(tmp_path: Path, caplog) -> None:
     (tmp_path / "log.1").mkdir()
-    log = opened(tmp_path / "log", limit_bytes=200)
-    served(log)
+    log = open_log(tmp_path / "log", limit_bytes=200)
+    log_served(log)
     lines_reach(log, 1)  # an empty file takes a line of any size
-    served(log)
+    log_served(log)
     log.close()
     assert (log.written, log.lost) == (1, 1)
     assert f"{tmp_path}/log.1" in caplog.text

@@ -19,7 +19,14 @@ from router.core.placement.worker_caches import TableFullError
 from router.record.facts import FORMAT, Player, RecordingError, framed, records
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, stored
-from tests.router.record.record_play_support import POLICIES, STEPS, Desk, Story, arrival, facts_in
+from tests.router.record.record_play_support import (
+    POLICIES,
+    STEPS,
+    RecordedDispatcher,
+    Story,
+    arrival,
+    facts_in,
+)
 
 SECRET = 7_654_321  # a token id that must not be found in a file
 
@@ -28,7 +35,7 @@ SECRET = 7_654_321  # a token id that must not be found in a file
 @given(steps=STEPS, policy=st.sampled_from(POLICIES))
 def test_any_facts_play_back_to_the_same_actions(steps: list[Any], policy: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        desk = Desk(Path(folder) / "facts", policy)
+        desk = RecordedDispatcher(Path(folder) / "facts", policy)
         story = Story(desk)
         for step in steps:
             story.step(*step)
@@ -39,7 +46,7 @@ def test_any_facts_play_back_to_the_same_actions(steps: list[Any], policy: str) 
 
 
 def test_a_changed_fact_in_a_recording_is_found(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     for worker_id in range(3):
         desk.join(worker_id)
     desk.events(1, 0, stored([1, 2, 3]))
@@ -56,7 +63,7 @@ def test_a_changed_fact_in_a_recording_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_blocks_recorded_before_their_parent_get_their_chains(tmp_path: Path, order: Any) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     desk.join(0)
     desk.join(1)
     parts = [stored([1, 2]), stored([1, 2, 3, 4], after=2), stored([1, 2, 3, 4, 5], after=4)]
@@ -71,7 +78,7 @@ def test_blocks_recorded_before_their_parent_get_their_chains(tmp_path: Path, or
 
 
 def test_no_token_id_and_no_session_is_in_the_file(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     desk.join(0)
     for seq, blocks in enumerate(([SECRET, 1], [SECRET, 1, 2])):
         desk.events(0, seq, stored(blocks, after=seq))
@@ -92,7 +99,7 @@ def test_no_token_id_and_no_session_is_in_the_file(tmp_path: Path) -> None:
 def test_an_unserved_model_is_not_recorded_and_is_refused_the_same_in_replay(
     tmp_path: Path,
 ) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     for request_id in range(2):
         fact = replace(arrival(1.0, request_id, [1]), model='it\'s a "secret"')
         desk.tell(fact)
@@ -105,7 +112,7 @@ def test_an_unserved_model_is_not_recorded_and_is_refused_the_same_in_replay(
 
 
 def test_errors_of_the_core_are_recorded_and_replayed(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     desk.join(0)
     desk.arrive(0, [1])
     with pytest.raises(AssertionError):
@@ -120,7 +127,7 @@ def test_errors_of_the_core_are_recorded_and_replayed(tmp_path: Path) -> None:
 
 
 def test_a_recording_at_its_limit_ends_and_contains_the_reason(tmp_path: Path, caplog) -> None:
-    desk = Desk(tmp_path / "facts", limit_bytes=6_000)
+    desk = RecordedDispatcher(tmp_path / "facts", limit_bytes=6_000)
     desk.join(0)
     for request_id in range(500):
         desk.arrive(request_id, [request_id])
@@ -132,7 +139,7 @@ def test_a_recording_at_its_limit_ends_and_contains_the_reason(tmp_path: Path, c
 
 
 def test_a_full_disk_ends_the_recording_and_the_core_continues(caplog) -> None:
-    desk = Desk(Path("/dev/full"))
+    desk = RecordedDispatcher(Path("/dev/full"))
     desk.join(0)
     desk.arrive(0, [1])
     assert desk.core.inflight_requests == 1
@@ -143,7 +150,7 @@ def test_a_full_disk_ends_the_recording_and_the_core_continues(caplog) -> None:
 
 def test_an_older_recording_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     for worker_id in (3, 2):
-        desk = Desk(tmp_path / "facts")
+        desk = RecordedDispatcher(tmp_path / "facts")
         desk.join(worker_id)
         desk.played()
     assert facts_in(tmp_path / "facts.1")[0][2]["worker_id"] == 3
@@ -178,7 +185,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, data: bytes, say
 def test_a_damaged_recording_is_an_error_or_plays(at: int, byte: int, cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "facts"
-        desk = Desk(path)
+        desk = RecordedDispatcher(path)
         story = Story(desk)
         for step in (("arrive", [1, 2], "ann"), ("store", 0, [1, 2, 3], 1, 0), ("wait", 0.3)):
             story.step(*step)
@@ -191,7 +198,7 @@ def test_a_damaged_recording_is_an_error_or_plays(at: int, byte: int, cut: int) 
 
 
 def test_a_truncated_recording_plays_up_to_the_cut(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     desk.join(0)
     desk.arrive(0, [1])
     desk.recorder.close()

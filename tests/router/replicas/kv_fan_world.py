@@ -34,7 +34,7 @@ class Engine:
     number: int = 0
     lives: int = 0
 
-    def say(self, *events: Event) -> None:
+    def emit(self, *events: Event) -> None:
         self.unread.append((self.number, encode_batch(0.0, events)))
         self.number += 1
 
@@ -46,19 +46,19 @@ class Engine:
         self.holds.update(zip(names[after:], chain[after:], strict=True))
         tokens = tuple(tokens_of(blocks[after:]).tolist())
         parent = names[after - 1] if after else None
-        self.say(BlockStored(names[after:], parent=parent, tokens=tokens, block_size=BLOCK))
+        self.emit(BlockStored(names[after:], parent=parent, tokens=tokens, block_size=BLOCK))
 
     def remove(self, which: int) -> None:
         if self.holds:
             name = sorted(self.holds)[which % len(self.holds)]
             del self.holds[name]
-            self.say(BlockRemoved((name,)))
+            self.emit(BlockRemoved((name,)))
 
     def clear(self) -> None:
         self.holds.clear()
-        self.say(AllBlocksCleared())
+        self.emit(AllBlocksCleared())
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Restart the engine with an empty cache and lower event numbers. The new numbers never
         reach those of an earlier life, because numbers then could not show which events of both
         lives were missed.
@@ -68,7 +68,7 @@ class Engine:
         self.number = (100 - self.lives) * 1_000
         self.clear()
 
-    def lose(self) -> None:
+    def drop_oldest(self) -> None:
         """Drop the oldest unread event, as an engine does when its buffer is full."""
         del self.unread[:1]
 
@@ -84,7 +84,7 @@ class Sharer:
     reads: bool = False
     gap: bool = False
 
-    def changed(self) -> None:
+    def on_claim_change(self) -> None:
         """Tell the claim that a replay is unanswered when this replica begins to read, as a new
         event feed does.
         """
@@ -104,11 +104,11 @@ class Sharer:
                 self.gap = False
                 self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
 
-    def beat(self, server: Server) -> None:
+    def renew_lease(self, server: Server) -> None:
         asked, commands = self.leases.commands()
         replies = [server.run(command) for command in commands]
         self.leases.read_replies(asked, replies, self.timers.now_s)
-        self.changed()
+        self.on_claim_change()
 
     @property
     def kv(self):
@@ -132,7 +132,7 @@ class KvReplicas(Replicas):
 
     def __init__(self, count: int) -> None:
         self.engine, self.server = Engine(), Server()
-        self.engine.begin_anew()
+        self.engine.restart()
         self.sharers: dict[str, Sharer] = {}
         super().__init__(count, workers=1)
 
@@ -146,14 +146,14 @@ class KvReplicas(Replicas):
         sharer = self.sharers[replica.name] = Sharer(replica, claim, leases, timers)
         done = replica.done
 
-        def noted(actions: list) -> None:
+        def record_resync(actions: list) -> None:
             done(actions)
             if any(isinstance(one, Resync) for one in actions):
                 sharer.gap = claim.missing()
 
-        replica.done = noted  # type: ignore[method-assign]
+        replica.done = record_resync  # type: ignore[method-assign]
         replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
-        claim.open(sharer.changed)
+        claim.open(sharer.on_claim_change)
         return replica
 
     def kill(self, replica: Replica) -> None:
@@ -166,7 +166,7 @@ class KvReplicas(Replicas):
         for sharer in list(self.sharers.values()):
             sharer.timers.pass_s(seconds)
 
-    def look(self, replica: Replica) -> None:
+    def update_peers(self, replica: Replica) -> None:
         """Tell a replica which peers are present, as the registry in Redis would."""
         replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
 
@@ -174,16 +174,16 @@ class KvReplicas(Replicas):
         """Connect all replicas, deliver all messages and let the lease find a holder. The engine
         sends one more event, which shows any replica that it has missed earlier ones.
         """
-        self.engine.say()
+        self.engine.emit()
         for sharer in self.sharers.values():
             if not sharer.replica.sharing.connected:
-                sharer.beat(self.server)
+                sharer.renew_lease(self.server)
                 sharer.replica.sharing.joined(self.now_s)
         for _ in range(24):
             self.advance(0.4)
             for sharer in self.sharers.values():
-                self.look(sharer.replica)
-                sharer.beat(self.server)
+                self.update_peers(sharer.replica)
+                sharer.renew_lease(self.server)
                 if sharer.claim.reads:
                     sharer.read(self.engine)
             for replica in self.replicas.values():

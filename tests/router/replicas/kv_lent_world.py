@@ -37,12 +37,12 @@ class Subscriber:
     def __post_init__(self) -> None:
         done = self.replica.done
 
-        def noted(actions: list) -> None:
+        def record_resync(actions: list) -> None:
             done(actions)
             if any(isinstance(one, Resync) for one in actions):
-                self.ask()
+                self.request_copy()
 
-        self.replica.done = noted  # type: ignore[method-assign]
+        self.replica.done = record_resync  # type: ignore[method-assign]
 
     @property
     def kv(self):
@@ -52,27 +52,27 @@ class Subscriber:
     def now_s(self) -> float:
         return self.replica.world.now_s
 
-    def ask(self) -> None:
+    def request_copy(self) -> None:
         if self.loan is None and self.replica.sharing.connected:
             name = self.replica.world.core.workers.get(0).facts.name
-            self.loan = self.replica.sharing.kv.borrower.want(name, self.answered)
+            self.loan = self.replica.sharing.kv.borrower.want(name, self.on_copy)
         elif self.loan is None:
-            self.answered(None)
+            self.on_copy(None)
 
-    def answered(self, copy: CacheSnapshot | None) -> None:
+    def on_copy(self, copy: CacheSnapshot | None) -> None:
         self.loan = None
         if copy is None or self.kv.exact:
             self.give_up()
-        elif self.chance(copy) or not self.kv.goes_on_from(copy.next_seq, copy.digest):
+        elif self.may_be_outdated(copy) or not self.kv.goes_on_from(copy.next_seq, copy.digest):
             self.tries += 1
             if self.tries < 3:
-                self.ask()
+                self.request_copy()
             else:
                 self.give_up()
         else:
-            self.take(copy)
+            self.use_copy(copy)
 
-    def chance(self, copy: CacheSnapshot) -> bool:
+    def may_be_outdated(self, copy: CacheSnapshot) -> bool:
         """Return whether a copy from an earlier life of the engine could be mistaken for a current
         one. Before the first live event nothing confirms a copy, and if a restarted engine has
         reached the same event number, nothing shows the difference.
@@ -81,21 +81,21 @@ class Subscriber:
 
     def give_up(self) -> None:
         self.tries = 0
-        self.tell(ReplayEnd(self.now_s, 0, answered=False))
+        self.take_fact(ReplayEnd(self.now_s, 0, answered=False))
 
-    def take(self, copy: CacheSnapshot) -> None:
+    def use_copy(self, copy: CacheSnapshot) -> None:
         self.tries = 0
         self.lent += 1
-        self.tell(KvCopied(self.now_s, 0, replace(copy, live_seq=copy.next_seq - 1)))
+        self.take_fact(KvCopied(self.now_s, 0, replace(copy, live_seq=copy.next_seq - 1)))
 
-    def hear(self, most: int = 1_000) -> None:
+    def receive(self, most: int = 1_000) -> None:
         for _ in range(min(most, len(self.queue))):
             number, payload, digest = self.queue.popleft()
             self.heard += 1
             events = WireEvents(EventBatch(payload), "m", len(payload), payload)
-            self.tell(KvEvents(self.now_s, 0, number, events, "live", digest))
+            self.take_fact(KvEvents(self.now_s, 0, number, events, "live", digest))
 
-    def tell(self, fact) -> None:
+    def take_fact(self, fact) -> None:
         self.replica.done(take(self.replica.world.core, fact))
 
     def indexed(self) -> list[int]:
@@ -113,7 +113,7 @@ class LentReplicas(Replicas):
 
     def __init__(self, count: int) -> None:
         self.engine = Engine()
-        self.begin_anew()
+        self.restart_engine()
         self.subscribers: dict[str, Subscriber] = {}
         super().__init__(count, workers=1)
 
@@ -121,14 +121,14 @@ class LentReplicas(Replicas):
         replica = super().start()
         replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
         subscriber = self.subscribers[replica.name] = Subscriber(replica, lambda: self.engine.lives)
-        subscriber.ask()
+        subscriber.request_copy()
         return replica
 
     def kill(self, replica: Replica) -> None:
         super().kill(replica)
         del self.subscribers[replica.name]
 
-    def begin_anew(self) -> None:
+    def restart_engine(self) -> None:
         """Restart the engine with an empty cache and event numbers from 0, as engines do."""
         self.engine.lives += 1
         self.engine.number = 0
@@ -154,14 +154,14 @@ class LentReplicas(Replicas):
         for replica in self.replicas.values():
             if not replica.sharing.connected:
                 replica.sharing.joined(self.now_s)
-        self.engine.say()
+        self.engine.emit()
         self.publish()
         for subscriber in self.subscribers.values():
-            subscriber.hear()
+            subscriber.receive()
         for _ in range(2):  # some replicas become exact only after others have given up
             for subscriber in self.subscribers.values():
                 if not subscriber.kv.exact:
-                    subscriber.ask()
+                    subscriber.request_copy()
             for _ in range(80):
                 self.advance(0.2)
                 self.exchange()

@@ -25,10 +25,10 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self.to_say: deque[bytes] = deque()
+        self.outbox: deque[bytes] = deque()
         self.heard: list[tuple[str, bytes]] = []
         self.peers: frozenset[str] = frozenset()
-        self.told_present: list[frozenset[str]] = []
+        self.presence_calls: list[frozenset[str]] = []
         self.on_news: Callable[[], None] = lambda: None  # the link has its own put there
         self.joins = self.parts = self.leaves = 0
 
@@ -42,7 +42,7 @@ class Notes:
         self.leaves += 1
 
     def outgoing(self, now_s: float) -> bytes | None:
-        return self.to_say.popleft() if self.to_say else None
+        return self.outbox.popleft() if self.outbox else None
 
     def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
         assert peer in self.peers
@@ -50,9 +50,9 @@ class Notes:
 
     def present(self, peers: Collection[str], now_s: float) -> None:
         self.peers = frozenset(peers)
-        self.told_present.append(self.peers)
+        self.presence_calls.append(self.peers)
 
-    def words(self) -> list[bytes]:
+    def messages(self) -> list[bytes]:
         """Return the messages received from all peers."""
         return [payload for _, payload in self.heard]
 
@@ -70,16 +70,16 @@ class Replica:
             parse_redis_url(url), Replicas(**options), self.identity, self.notes, terms
         )
 
-    def say(self, *words: bytes) -> None:
-        self.notes.to_say.extend(words)
+    def send(self, *words: bytes) -> None:
+        self.notes.outbox.extend(words)
 
-    def hears(self, *words: bytes) -> Callable[[], bool]:
+    def received(self, *words: bytes) -> Callable[[], bool]:
         """Return a function that returns whether this replica has received all of these
         messages.
         """
-        return lambda: set(words) <= set(self.notes.words())
+        return lambda: set(words) <= set(self.notes.messages())
 
-    def sees(self, *others: Replica) -> Callable[[], bool]:
+    def has_peers(self, *others: Replica) -> Callable[[], bool]:
         """Return a function that returns whether exactly these peers are present for this
         replica.
         """
@@ -98,10 +98,10 @@ async def until(condition: Callable[[], bool], within_s: float = WAIT_S) -> floa
     return loop.time() - begun
 
 
-async def all_see_each_other(*replicas: Replica, within_s: float = WAIT_S) -> float:
+async def all_present(*replicas: Replica, within_s: float = WAIT_S) -> float:
     def seen() -> bool:
         return all(
-            one.link.up and one.sees(*(other for other in replicas if other is not one))()
+            one.link.up and one.has_peers(*(other for other in replicas if other is not one))()
             for one in replicas
         )
 
@@ -115,7 +115,7 @@ async def fleet(url: str, *names: str, **options: Any) -> AsyncIterator[list[Rep
     for replica in replicas:
         replica.link.start()
     try:
-        await all_see_each_other(*replicas)
+        await all_present(*replicas)
         yield replicas
     finally:
         await asyncio.gather(*(replica.link.aclose() for replica in replicas))

@@ -97,7 +97,7 @@ class Replicas:
                 replica.sharing.incoming(peer, queue.popleft(), self.now_s)
                 most -= 1
 
-    def part(self, replica: Replica) -> None:
+    def cut_link(self, replica: Replica) -> None:
         replica.inbox.clear()
         replica.sharing.parted(self.now_s)
 

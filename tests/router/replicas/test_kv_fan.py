@@ -23,7 +23,7 @@ class KvFanMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.all = KvReplicas(3)
 
-    def _one(self, data: st.DataObject) -> Sharer:
+    def _any_replica(self, data: st.DataObject) -> Sharer:
         return self.all.sharers[data.draw(st.sampled_from(sorted(self.all.sharers)))]
 
     @rule(blocks=PREFIX)
@@ -34,22 +34,22 @@ class KvFanMachine(RuleBasedStateMachine):
     def remove(self, which: int) -> None:
         self.all.engine.remove(which)
 
-    @rule(how=st.sampled_from(["clear", "begin_anew", "lose"]))
-    def shake(self, how: str) -> None:
+    @rule(how=st.sampled_from(["clear", "restart", "drop_oldest"]))
+    def change_engine(self, how: str) -> None:
         getattr(self.all.engine, how)()
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
-        sharer = self._one(data)
+        sharer = self._any_replica(data)
         if sharer.claim.reads:
             sharer.read(self.all.engine)
 
     @rule(data=st.data())
-    def beat(self, data: st.DataObject) -> None:
-        sharer = self._one(data)
+    def renew_lease(self, data: st.DataObject) -> None:
+        sharer = self._any_replica(data)
         if sharer.replica.sharing.connected:
-            self.all.look(sharer.replica)
-            sharer.beat(self.all.server)
+            self.all.update_peers(sharer.replica)
+            sharer.renew_lease(self.all.server)
 
     @rule()
     def redis_forgets(self) -> None:
@@ -57,41 +57,41 @@ class KvFanMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), lose=st.sampled_from([False, False, False, True]))
     def flush(self, data: st.DataObject, lose: bool) -> None:
-        self.all.flush(self._one(data).replica, lose)
+        self.all.flush(self._any_replica(data).replica, lose)
 
     @rule(data=st.data(), most=st.integers(0, 3))
     def deliver(self, data: st.DataObject, most: int) -> None:
-        self.all.deliver(self._one(data).replica, most)
+        self.all.deliver(self._any_replica(data).replica, most)
 
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
-        for queue in self._one(data).replica.inbox.values():
+        for queue in self._any_replica(data).replica.inbox.values():
             if queue:
                 queue.append(queue[0])
 
     @rule(data=st.data())
     def swap(self, data: st.DataObject) -> None:
-        for queue in self._one(data).replica.inbox.values():
+        for queue in self._any_replica(data).replica.inbox.values():
             queue.rotate(1)
 
     @rule(data=st.data())
-    def part(self, data: st.DataObject) -> None:
-        self.all.part(self._one(data).replica)
+    def cut_link(self, data: st.DataObject) -> None:
+        self.all.cut_link(self._any_replica(data).replica)
 
     @rule(data=st.data())
-    def rejoin(self, data: st.DataObject) -> None:
-        sharer = self._one(data)
+    def restore_link(self, data: st.DataObject) -> None:
+        sharer = self._any_replica(data)
         if not sharer.replica.sharing.connected:
-            sharer.beat(self.all.server)
+            sharer.renew_lease(self.all.server)
             sharer.replica.sharing.joined(self.all.now_s)
 
     @rule(data=st.data())
-    def die(self, data: st.DataObject) -> None:
+    def kill_replica(self, data: st.DataObject) -> None:
         if len(self.all.replicas) > 1:
-            self.all.kill(self._one(data).replica)
+            self.all.kill(self._any_replica(data).replica)
 
     @rule()
-    def born(self) -> None:
+    def start_replica(self) -> None:
         if len(self.all.replicas) < 4:
             self.all.start()
 
@@ -100,7 +100,7 @@ class KvFanMachine(RuleBasedStateMachine):
         self.all.advance(seconds)
 
     @rule()
-    def settled(self) -> None:
+    def check_settled(self) -> None:
         """Check, after all messages are delivered, that one replica reads, the others follow it,
         and each replica that claims to know the cache knows it exactly.
         """
@@ -119,10 +119,10 @@ class KvFanMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "all"):
             return
-        self.settled()
+        self.check_settled()
         self.all.engine.clear()
         self.all.engine.store([0, 1, 2])
-        self.settled()
+        self.check_settled()
         assert all(sharer.kv.exact for sharer in self.all.sharers.values())
 
 

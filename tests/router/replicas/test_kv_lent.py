@@ -14,7 +14,7 @@ from tests.router.replicas.kv_lent_world import LentReplicas, Subscriber
 PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
-def known_of(one: Subscriber, all_: LentReplicas) -> bool:
+def is_exact(one: Subscriber, all_: LentReplicas) -> bool:
     """Return whether the replica counts its cache state as exact, after checking that an exact
     state is the true one.
     """
@@ -33,7 +33,7 @@ class LentMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.all = LentReplicas(3)
 
-    def _one(self, data: st.DataObject) -> Subscriber:
+    def _any_replica(self, data: st.DataObject) -> Subscriber:
         return self.all.subscribers[data.draw(st.sampled_from(sorted(self.all.subscribers)))]
 
     @rule(blocks=PREFIX)
@@ -46,31 +46,31 @@ class LentMachine(RuleBasedStateMachine):
         self.all.engine.remove(which)
         self.all.publish()
 
-    @rule(how=st.sampled_from(["clear", "begin_anew"]))
-    def shake(self, how: str) -> None:
-        {"clear": self.all.engine.clear, "begin_anew": self.all.begin_anew}[how]()
+    @rule(how=st.sampled_from(["clear", "restart"]))
+    def change_engine(self, how: str) -> None:
+        {"clear": self.all.engine.clear, "restart": self.all.restart_engine}[how]()
         self.all.publish()
 
     @rule(data=st.data(), most=st.integers(1, 4))
-    def hear(self, data: st.DataObject, most: int) -> None:
-        self._one(data).hear(most)
+    def receive(self, data: st.DataObject, most: int) -> None:
+        self._any_replica(data).receive(most)
 
     @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
+    def lose_batch(self, data: st.DataObject) -> None:
         """Lose one batch of a replica. The first batch of an engine's life is never lost, because
         without it the next life could continue the numbers of the last one unseen.
         """
-        queue = self._one(data).queue
+        queue = self._any_replica(data).queue
         if queue and queue[0][0] > 0:
             queue.popleft()
 
     @rule(data=st.data(), lost=st.sampled_from([False, False, False, True]))
     def flush(self, data: st.DataObject, lost: bool) -> None:
-        self.all.flush(self._one(data).replica, lost)
+        self.all.flush(self._any_replica(data).replica, lost)
 
     @rule(data=st.data(), most=st.integers(0, 3))
     def deliver(self, data: st.DataObject, most: int) -> None:
-        self.all.deliver(self._one(data).replica, most)
+        self.all.deliver(self._any_replica(data).replica, most)
 
     @rule(times=st.integers(1, 6))
     def exchange(self, times: int) -> None:
@@ -80,31 +80,36 @@ class LentMachine(RuleBasedStateMachine):
             self.all.exchange()
 
     @rule(
-        data=st.data(), anew=st.booleans(), said=st.integers(0, 3), heard=st.integers(0, 3),
+        data=st.data(),
+        restarts=st.booleans(),
+        emitted=st.integers(0, 3),
+        received=st.integers(0, 3),
         times=st.integers(0, 4),
-    )  # fmt: skip
-    def join(self, data: st.DataObject, anew: bool, said: int, heard: int, times: int) -> None:
+    )
+    def join(
+        self, data: st.DataObject, restarts: bool, emitted: int, received: int, times: int
+    ) -> None:
         """Replace a replica by a new one that receives few events before its peers answer it; the
         peers receive nothing of what happened meanwhile.
         """
-        self.all.kill(self._one(data).replica)
-        if anew:
-            self.all.begin_anew()
+        self.all.kill(self._any_replica(data).replica)
+        if restarts:
+            self.all.restart_engine()
             self.all.publish()
         one = self.all.subscribers[self.all.start().name]
-        for _ in range(said):
-            self.all.engine.say()
+        for _ in range(emitted):
+            self.all.engine.emit()
         self.all.publish()
-        one.hear(heard)
+        one.receive(received)
         self.exchange(times)
 
     @rule(data=st.data())
-    def part(self, data: st.DataObject) -> None:
-        self.all.part(self._one(data).replica)
+    def cut_link(self, data: st.DataObject) -> None:
+        self.all.cut_link(self._any_replica(data).replica)
 
     @rule(data=st.data())
-    def rejoin(self, data: st.DataObject) -> None:
-        one = self._one(data)
+    def restore_link(self, data: st.DataObject) -> None:
+        one = self._any_replica(data)
         if not one.replica.sharing.connected:
             one.replica.sharing.joined(self.all.now_s)
 
@@ -118,7 +123,7 @@ class LentMachine(RuleBasedStateMachine):
         all others.
         """
         self.all.settle()
-        sure = [known_of(one, self.all) for one in self.all.subscribers.values()]
+        sure = [is_exact(one, self.all) for one in self.all.subscribers.values()]
         waits = [one.loan is not None for one in self.all.subscribers.values()]
         assert not any(waits)
         assert all(sure) or not any(sure)
@@ -154,7 +159,7 @@ def test_a_replica_that_missed_a_batch_gets_a_copy_from_a_peer() -> None:
     all_.engine.store([1, 2, 3])
     all_.settle()
     one, *others = all_.subscribers.values()
-    assert all(known_of(x, all_) for x in (one, *others))
+    assert all(is_exact(x, all_) for x in (one, *others))
 
     def copies() -> int:
         lenders = [x.replica.sharing.kv.lender for x in (one, *others)]
@@ -189,20 +194,20 @@ def test_a_copy_from_before_the_engines_restart_is_not_used() -> None:
     all_.engine.store([1, 2, 3])
     all_.settle()
     old = all_.subscribers["r@2"]
-    assert known_of(old, all_)
-    all_.begin_anew()
+    assert is_exact(old, all_)
+    all_.restart_engine()
     all_.publish()
     all_.kill(all_.replicas["r@1"])
     new = all_.subscribers[all_.start().name]
     while all_.engine.number <= old.kv.next_seq:
-        all_.engine.say()
+        all_.engine.emit()
     all_.publish()
-    new.hear()
+    new.receive()
     for _ in range(10):
         all_.advance(0.05)
         all_.exchange()
     assert new.lent == 0
     assert not new.kv.exact
-    old.hear()
+    old.receive()
     all_.settle()
-    assert known_of(new, all_)
+    assert is_exact(new, all_)

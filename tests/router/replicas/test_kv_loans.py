@@ -20,7 +20,7 @@ def piece(at: int, pieces: int, body: bytes, number: int = 1, worker: str = "w")
     return KvSnapshot(worker, UNREAD, number, at, pieces, body)
 
 
-class Asker:
+class CopyRequester:
     """A replica that asks its peers for the cache state of worker `w`. Lifetime: test."""
 
     def __init__(self, *peers: str) -> None:
@@ -29,31 +29,31 @@ class Asker:
         self.got: list[CacheSnapshot | None] = []
         self.loan = self.borrower.want("w", self.got.append)
 
-    def asked(self, now_s: float) -> list[str]:
+    def requested_peers(self, now_s: float) -> list[str]:
         said = self.borrower.fetch(now_s, ROOM)
         assert all(one == KvAsked("w", one.peer) for one in said)
         return [one.peer for one in said]
 
 
 def test_peers_are_asked_in_turn_until_none_is_left() -> None:
-    asker = Asker("a@1", "b@1", "c@1")
-    first = asker.asked(0.0)
-    assert asker.asked(0.1) == []
-    assert asker.asked(0.6) == first, "it may not have heard us yet"
-    asker.borrower.hear(first[0], KvNone("w"), 0.7)
-    second = asker.asked(0.7)
-    (third,) = asker.asked(3.0)  # of the second nothing came
+    requester = CopyRequester("a@1", "b@1", "c@1")
+    first = requester.requested_peers(0.0)
+    assert requester.requested_peers(0.1) == []
+    assert requester.requested_peers(0.6) == first, "it may not have heard us yet"
+    requester.borrower.hear(first[0], KvNone("w"), 0.7)
+    second = requester.requested_peers(0.7)
+    (third,) = requester.requested_peers(3.0)  # of the second nothing came
     assert sorted([*first, *second, third]) == ["a@1", "b@1", "c@1"]
-    asker.borrower.present({*first, *second})
-    assert asker.asked(3.1) == []
-    assert asker.got == [None]
+    requester.borrower.present({*first, *second})
+    assert requester.requested_peers(3.1) == []
+    assert requester.got == [None]
 
 
 def test_only_complete_copies_from_the_requested_peer_are_used() -> None:
-    asker = Asker("a@1", "b@1")
-    (peer,) = asker.asked(0.0)
+    requester = CopyRequester("a@1", "b@1")
+    (peer,) = requester.requested_peers(0.0)
     other = "b@1" if peer == "a@1" else "a@1"
-    hear = asker.borrower.hear
+    hear = requester.borrower.hear
     hear(other, piece(0, 1, b"not asked"), 0.1)
     hear(peer, piece(1, 3, b"late"), 0.1)
     hear(peer, piece(0, 3, b"one,"), 0.1)
@@ -63,27 +63,27 @@ def test_only_complete_copies_from_the_requested_peer_are_used() -> None:
     hear(peer, piece(0, 2, data[:-3], number=3), 0.2)
     hear(peer, piece(1, 3, b"old"), 0.2)
     hear(other, KvNone("w"), 0.2)
-    assert asker.got == []
-    assert asker.asked(2.1) == [], "it is on its way"
+    assert requester.got == []
+    assert requester.requested_peers(2.1) == [], "it is on its way"
     hear(peer, piece(1, 2, b"two", number=3), 2.1)
-    assert asker.got == [snapshot]
+    assert requester.got == [snapshot]
     hear(peer, piece(0, 1, b"more"), 2.2)
-    assert len(asker.got) == 1
+    assert len(requester.got) == 1
 
 
 def test_without_peers_or_link_the_answer_is_none() -> None:
-    alone = Asker()
-    assert alone.asked(0.0) == []
-    cut = Asker("a@1")
-    cut.asked(0.0)
+    alone = CopyRequester()
+    assert alone.requested_peers(0.0) == []
+    cut = CopyRequester("a@1")
+    cut.requested_peers(0.0)
     cut.borrower.part()
-    given_up = Asker("a@1")
+    given_up = CopyRequester("a@1")
     given_up.borrower.drop(given_up.loan)
-    assert given_up.asked(0.0) == []
+    assert given_up.requested_peers(0.0) == []
     assert (alone.got, cut.got, given_up.got) == ([None], [None], [])
 
 
-class Known:
+class LentWorker:
     """The attributes of a worker that a replica reads when it gives a copy away. Lifetime: test."""
 
     def __init__(self, known: bool = True, digest: int = 5, next_seq: int = 4) -> None:
@@ -101,7 +101,7 @@ def lender_of(workers: dict[str, Any], filled: list[Any]) -> SnapshotLender:
 
 def test_a_copy_is_sent_once_to_all_peers_that_requested_it_before() -> None:
     filled: list[Any] = []
-    lender = lender_of({"w": Known()}, filled)
+    lender = lender_of({"w": LentWorker()}, filled)
     lender.asked("w")
     lender.asked("w")
     assert lender.fetch(1.0, ROOM) == ()
@@ -116,8 +116,8 @@ def test_a_copy_is_sent_once_to_all_peers_that_requested_it_before() -> None:
 
 def test_unknown_or_unproven_state_is_not_lent() -> None:
     filled: list[Any] = []
-    workers = {"less": Known(known=False), "unproven": Known(digest=0)}
-    lender = lender_of(workers | {"idle": Known(digest=0, next_seq=0)}, filled)
+    workers = {"less": LentWorker(known=False), "unproven": LentWorker(digest=0)}
+    lender = lender_of(workers | {"idle": LentWorker(digest=0, next_seq=0)}, filled)
     for name in ("less", "unproven", "strange", "idle"):
         lender.asked(name)
     said = lender.fetch(0.0, ROOM) + lender.fetch(0.1, ROOM)
@@ -127,7 +127,7 @@ def test_unknown_or_unproven_state_is_not_lent() -> None:
 
 def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
     filled: list[Any] = []
-    lender = lender_of({"w": Known(), "v": Known()}, filled)
+    lender = lender_of({"w": LentWorker(), "v": LentWorker()}, filled)
     lender.asked("w")
     lender.asked("v")
     lender.fetch(0.0, ROOM)
@@ -139,7 +139,7 @@ def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
 
 def test_copies_wait_for_credit() -> None:
     filled: list[Any] = []
-    lender = lender_of({"w": Known()}, filled)
+    lender = lender_of({"w": LentWorker()}, filled)
     lender.asked("w")
     lender.fetch(10.0, ROOM)
     filled.pop()(b"x" * (40 * PIECE_BYTES))

@@ -46,9 +46,9 @@ def test_a_new_reader_that_missed_events_discards_its_old_state() -> None:
     other.replica.inbox.clear()
     for _ in range(12):  # until the dead one's lease ends
         replicas.advance(0.4)
-        replicas.look(other.replica)
+        replicas.update_peers(other.replica)
         replicas.flush(other.replica)
-        other.beat(replicas.server)
+        other.renew_lease(replicas.server)
     assert other.claim.reads
     assert other.chains() == []
     assert not other.kv.known
@@ -62,7 +62,7 @@ def test_batches_of_a_reader_with_a_lower_token_are_ignored() -> None:
     old = list(other.replica.inbox[reader.replica.name])
     replicas.deliver(other.replica)
     replicas.server.held.clear()
-    other.leases.read_replies(*_asked(replicas, other))
+    other.leases.read_replies(*_lease_replies(replicas, other))
     assert other.claim.reads
     token, number = other.claim.election.token, other.claim.subscriber.place[1]
     for payload in old:
@@ -76,14 +76,14 @@ def test_batches_of_a_reader_with_a_lower_token_are_ignored() -> None:
 
 def test_a_reader_cut_off_from_redis_reads_until_its_first_gap() -> None:
     replicas, reader, (other,) = fleet(2)
-    replicas.part(reader.replica)
+    replicas.cut_link(reader.replica)
     replicas.advance(4.0)
     assert reader.claim.reads, "nobody else may be there to read"
     replicas.engine.store([0, 1])
     reader.read(replicas.engine)
     assert len(reader.chains()) == 2
     replicas.engine.store([2])
-    replicas.engine.lose()  # another client took it
+    replicas.engine.drop_oldest()  # another client took it
     replicas.engine.store([1])
     reader.read(replicas.engine)
     assert not reader.claim.reads
@@ -94,7 +94,7 @@ def test_a_reader_cut_off_from_redis_reads_until_its_first_gap() -> None:
 def test_a_replica_that_ends_stops_reading_even_without_its_link() -> None:
     replicas, reader, (other,) = fleet(2)
     reader.replica.sharing.kv.leave()
-    replicas.part(reader.replica)
+    replicas.cut_link(reader.replica)
     assert not reader.claim.reads, "it takes the closed link for Redis being away"
     replicas.settle()
     assert other.claim.reads
@@ -138,6 +138,6 @@ def test_a_batch_of_many_pieces_arrives_complete() -> None:
     assert other.chains() == sorted(chain_of(blocks).tolist())
 
 
-def _asked(replicas: KvReplicas, sharer: Sharer):
+def _lease_replies(replicas: KvReplicas, sharer: Sharer):
     asked, commands = sharer.leases.commands()
     return asked, [replicas.server.run(one) for one in commands], sharer.timers.now_s

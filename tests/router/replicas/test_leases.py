@@ -22,16 +22,16 @@ class Holder:
     def __init__(self, name: str, offset_s: float = 0.0) -> None:
         self.timers = Timers()
         self.timers.now_s = offset_s
-        self.told: list[int | None] = []
+        self.fences: list[int | None] = []
         clock, call_at = (lambda: self.timers.now_s), self.timers.call_at
         self.leases = Leases(Keys("f"), name, LEASE_S, clock, call_at)
-        self.lease: Lease = self.leases.want("it", self.hear)
+        self.lease: Lease = self.leases.want("it", self.on_fence)
 
-    def hear(self, token: int | None) -> None:
+    def on_fence(self, token: int | None) -> None:
         assert self.lease.fence == token, "what is told is so"
-        self.told.append(token)
+        self.fences.append(token)
 
-    def ask(self, server: Server, *, answered: bool = True) -> None:
+    def renew(self, server: Server, *, answered: bool = True) -> None:
         asked, commands = self.leases.commands()
         asked_s = self.timers.now_s
         replies = [server.run(command) for command in commands]
@@ -57,10 +57,10 @@ def test_a_lease_never_has_two_holders_and_tokens_only_grow(steps, offsets):
     for step, who, seconds in steps:
         holder = holders[who]
         if step in ("ask", "unheard"):
-            holder.ask(server, answered=step == "ask")
+            holder.renew(server, answered=step == "ask")
         elif step == "drop" and holder.lease is not None:
             holder.leases.drop(holder.lease)
-            holder.lease = holder.leases.want("it", holder.hear)
+            holder.lease = holder.leases.want("it", holder.on_fence)
         elif step == "late":  # the answer comes after all that time
             asked, commands = holder.leases.commands()
             asked_s = holder.timers.now_s
@@ -87,48 +87,48 @@ def test_a_lease_never_has_two_holders_and_tokens_only_grow(steps, offsets):
             assert token >= greatest
             greatest = token
     for holder in holders:
-        taken = [token for token in holder.told if token is not None]
+        taken = [token for token in holder.fences if token is not None]
         assert taken == sorted(taken)
-        assert all(a is not None or b is not None for a, b in pairwise(holder.told))
+        assert all(a is not None or b is not None for a, b in pairwise(holder.fences))
 
 
 def test_a_lease_expires_on_time_even_if_redis_no_longer_answers():
     server, holder = Server(), Holder("a@0")
-    holder.ask(server)
-    assert holder.told == [1]
+    holder.renew(server)
+    assert holder.fences == [1]
     holder.timers.pass_s(2.69)
     assert holder.lease.fence == 1
     holder.timers.pass_s(0.02)
-    assert holder.told == [1, None]
-    holder.ask(server)  # still no other replica has it
-    assert holder.told == [1, None, 1]
+    assert holder.fences == [1, None]
+    holder.renew(server)  # still no other replica has it
+    assert holder.fences == [1, None, 1]
 
 
 def test_a_lease_that_redis_refuses_has_no_holder(caplog):
     holder = Holder("a@0")
     asked, commands = holder.leases.commands()
     holder.leases.read_replies(asked, [ResponseError("WRONGTYPE ...")] * len(commands), 0.0)
-    assert holder.told == []
+    assert holder.fences == []
     assert holder.leases.refused == 1
     assert "no replica can get the lease of it: redis has something else" in caplog.text
 
 
 def test_goodbye_releases_held_leases():
     server, holder, next_one = Server(), Holder("a@0"), Holder("b@0")
-    holder.ask(server)
+    holder.renew(server)
     for command in holder.leases.goodbye():
         server.run(command)
-    assert holder.told == [1, None]
-    next_one.ask(server)
-    assert next_one.told == [2]
+    assert holder.fences == [1, None]
+    next_one.renew(server)
+    assert next_one.fences == [2]
 
 
 def test_invalid_or_too_many_leases_are_refused():
     holder = Holder("a@0")
     for what in ("it", "", "x" * 5_000):
         with pytest.raises(ValueError, match="wanted already, empty, or too long"):
-            holder.leases.want(what, holder.told.append)
+            holder.leases.want(what, holder.fences.append)
     for number in range(MOST_LEASES - 1):
-        holder.leases.want(str(number), holder.told.append)
+        holder.leases.want(str(number), holder.fences.append)
     with pytest.raises(ValueError, match="leases are wanted already"):
-        holder.leases.want("more", holder.told.append)
+        holder.leases.want("more", holder.fences.append)

@@ -44,7 +44,7 @@ def finished(world: World, request_id: int) -> None:
 
 
 @asynccontextmanager
-async def told(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
+async def reporting(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
     """Yield a router's started `Teller`, which reports its open requests, and the other end of its
     connection.
     """
@@ -58,7 +58,7 @@ async def told(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
         await teller.aclose()
 
 
-def same(old: World, new: World) -> bool:
+def charges_agree(old: World, new: World) -> bool:
     names = ("requests", "waiting", "context_tokens")
     ours, theirs = ([getattr(w.core.columns, name) for name in names] for w in (old, new))
     return all(np.array_equal(*pair) for pair in zip(ours, theirs, strict=True))
@@ -69,20 +69,20 @@ async def test_open_requests_are_charged_at_the_successor_until_they_end() -> No
     first, second = (dispatched(old, [n, n + 1]) for n in (1, 5))
     take(old.core, FirstToken(0.1, first))
     take(old.core, Progress(0.2, first, 90))
-    async with told(old) as (teller, line):
+    async with reporting(old) as (teller, line):
         former = former_of(new)
         await former.follow(line, "")
         assert (len(former), former.requests) == (1, 2)
-        assert same(old, new)
+        assert charges_agree(old, new)
         third = dispatched(old, [9, 10])
         take(old.core, FirstToken(0.3, second))
-        await until(lambda: same(old, new), "a new request and a first token")
+        await until(lambda: charges_agree(old, new), "a new request and a first token")
         await teller.handed()
         await former.gone()
         former.serve(())
         for request_id in (first, second):
             finished(old, request_id)
-        await until(lambda: same(old, new), "two ends")
+        await until(lambda: charges_agree(old, new), "two ends")
         assert sum(requests(new)) == 1
     assert type(old.core.listener) is RequestListener
     await until(lambda: len(former) == 0, "its end")
@@ -93,7 +93,7 @@ async def test_open_requests_are_charged_at_the_successor_until_they_end() -> No
 async def test_a_successor_with_shared_state_does_not_count_requests_twice() -> None:
     old, new = World(), World()
     dispatched(old, [1, 2])
-    async with told(old) as (teller, line):
+    async with reporting(old) as (teller, line):
         former = former_of(new, shares="fleet redis://r")
         await former.follow(line, "fleet redis://r")
         await teller.handed()
@@ -105,13 +105,13 @@ async def test_a_successor_with_shared_state_does_not_count_requests_twice() -> 
 async def test_the_third_router_continues_the_firsts_requests_after_the_second() -> None:
     old, second, third = World(), World(), World()
     dispatched(old, [1, 2])
-    async with told(old) as (teller, line):
+    async with reporting(old) as (teller, line):
         former = former_of(second)
         await former.follow(line, "")
         await teller.handed()
         former.serve(())
         dispatched(old, [5, 6])
-        await until(lambda: same(old, second), "both at the second")
+        await until(lambda: charges_agree(old, second), "both at the second")
         passed_on = [(one.dup(), shares) for one, shares in former.lines()]
         for n in range(200):  # many messages are on their way
             finished(old, dispatched(old, [n, n + 1]))
@@ -119,7 +119,7 @@ async def test_the_third_router_continues_the_firsts_requests_after_the_second()
         assert (len(former), requests(second)) == (0, [0, 0, 0])
         last = former_of(third)
         last.serve(passed_on)
-        await until(lambda: same(old, third), "both at the third")
+        await until(lambda: charges_agree(old, third), "both at the third")
         assert last.requests == 2
         finished(old, 1)
         await until(lambda: sum(requests(third)) == 1, "an end")
@@ -134,7 +134,7 @@ async def test_requests_in_a_workers_load_report_are_not_counted_twice() -> None
     take(new.core, LoadReport(0.0, 0, 3, 2, 0.0))
     columns = new.core.columns
     assert columns.foreign_running[slot] + columns.foreign_waiting[slot] == 5
-    async with told(old) as (_, line):
+    async with reporting(old) as (_, line):
         former = former_of(new)
         await former.follow(line, "")
         assert columns.requests[slot] == 3
@@ -183,7 +183,7 @@ async def test_a_successor_that_missed_a_message_requests_the_full_state() -> No
     await teller.handed()
     former = former_of(new)
     former.serve([(theirs, "")])
-    await until(partial(same, old, new), "all to be known")
+    await until(partial(charges_agree, old, new), "all to be known")
     await teller.aclose()
     await until(lambda: len(former) == 0, "its end")
     assert requests(new) == [0, 0, 0]

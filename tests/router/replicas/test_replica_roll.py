@@ -39,7 +39,7 @@ ME = "me@0000000000000000"
 TERMS = {VERSION: "1"}
 
 
-def other(number: int) -> str:
+def peer_name(number: int) -> str:
     return f"r@{number:016x}"
 
 
@@ -53,7 +53,7 @@ def test_a_peer_is_present_while_it_sends_heartbeats(steps):
     quiet_s: dict[str, float] = {}
     beats = [0] * 4
     for who, beating, elapsed_s in steps:
-        name = other(who)
+        name = peer_name(who)
         if beating:
             beats[who] += 1
             registry[name] = Entry(beats[who], TERMS)
@@ -69,22 +69,22 @@ def test_a_peer_is_present_while_it_sends_heartbeats(steps):
 
 def test_entries_of_dead_replicas_are_no_peers_and_are_removed():
     membership = Membership(ME, LEASE_S)
-    registry = {other(1): Entry(7, TERMS)}
+    registry = {peer_name(1): Entry(7, TERMS)}
     for _ in range(7):  # the first one finds it
         membership.look(registry, 0.5)
-    assert membership.lapsed == [other(1)]
+    assert membership.lapsed == [peer_name(1)]
     for _ in range(20):
         membership.look(registry, 0.5)
         assert not membership.present("1")
-    membership.look({other(1): Entry(8, TERMS)}, 0.5)
-    assert (membership.present("1"), membership.returned) == ({other(1)}, 1)
+    membership.look({peer_name(1): Entry(8, TERMS)}, 0.5)
+    assert (membership.present("1"), membership.returned) == ({peer_name(1)}, 1)
 
 
 def test_a_peer_that_left_does_not_return_by_an_older_registry_read():
     membership = Membership(ME, LEASE_S)
-    registry = {other(1): Entry(7, TERMS)}
+    registry = {peer_name(1): Entry(7, TERMS)}
     membership.look(registry, 0.5)
-    membership.left(other(1))
+    membership.left(peer_name(1))
     membership.look(registry, 0.5)
     assert not membership.present("1")
     assert membership.lapsed == []
@@ -93,21 +93,21 @@ def test_a_peer_that_left_does_not_return_by_an_older_registry_read():
 def test_messages_count_as_heartbeats():
     membership = Membership(ME, LEASE_S)
     for _ in range(20):
-        membership.look({other(1): Entry(7, TERMS)}, 1.0)
-        membership.heard(other(1))
-    assert membership.present("1") == {other(1)}
+        membership.look({peer_name(1): Entry(7, TERMS)}, 1.0)
+        membership.heard(peer_name(1))
+    assert membership.present("1") == {peer_name(1)}
 
 
 def test_a_peer_of_another_version_is_known_but_not_present():
     membership = Membership(ME, LEASE_S)
-    membership.look({other(1): Entry(7, {VERSION: "2"}), other(2): Entry(7, {})}, 0.5)
+    membership.look({peer_name(1): Entry(7, {VERSION: "2"}), peer_name(2): Entry(7, {})}, 0.5)
     assert len(membership.peers) == 2
     assert not membership.present("1")
 
 
 def test_the_number_of_peers_is_bounded(caplog):
     membership = Membership(ME, LEASE_S)
-    membership.look({other(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
+    membership.look({peer_name(n): Entry(1, TERMS) for n in range(MOST_PEERS + 3)}, 0.5)
     assert (len(membership.peers), membership.crowded_out) == (MOST_PEERS, 3)
     assert caplog.text.count("is ignored") == 2
 
@@ -145,7 +145,7 @@ def test_identities_are_unique_and_malformed_ones_are_ignored():
     assert Keys("f").stream("a@0") == "warmroute:{f}:stream:a@0"
 
 
-def shared(config: Config, speaks: int) -> dict[str, str]:
+def shared_settings(config: Config, speaks: int) -> dict[str, str]:
     return terms_of(replica_terms(config), speaks)
 
 
@@ -157,8 +157,8 @@ def test_differences_in_shared_settings_are_found(tmp_path: Path):
     (model / "tokenizer.json").write_text("{}")
     plain = Config()
     replace = msgspec.structs.replace
-    ours = shared(plain, 1)
-    assert not list(differences(ours, shared(replace(plain, port=1, seed=5), 1)))
+    ours = shared_settings(plain, 1)
+    assert not list(differences(ours, shared_settings(replace(plain, port=1, seed=5), 1)))
     for field, value in (
         ("policy", "least_requests"),
         ("session_header", "x-s"),
@@ -167,18 +167,18 @@ def test_differences_in_shared_settings_are_found(tmp_path: Path):
         ("tokenizer", str(model)),
         ("api_keys_file", str(keys)),
     ):
-        ((key, how),) = differences(ours, shared(replace(plain, **{field: value}), 1))
+        ((key, how),) = differences(ours, shared_settings(replace(plain, **{field: value}), 1))
         assert key.startswith(field)
         assert " here and " in how
-    assert [key for key, _ in differences(ours, shared(plain, 2))] == [VERSION]
+    assert [key for key, _ in differences(ours, shared_settings(plain, 2))] == [VERSION]
     with_keys = replace(plain, api_keys_file=str(keys))
-    first = shared(with_keys, 1)
+    first = shared_settings(with_keys, 1)
     assert "s1" not in str(first)
     keys.write_text("- bob\n- carol\n- alice salt=s1\n")
-    assert shared(with_keys, 1) == first, "keys may differ, salts may not"
+    assert shared_settings(with_keys, 1) == first, "keys may differ, salts may not"
     keys.write_text("- alice salt=s2\n")
-    assert shared(with_keys, 1) != first
-    assert len(str(shared(replace(plain, policy="x" * 10_000), 1))) < 1_000
+    assert shared_settings(with_keys, 1) != first
+    assert len(str(shared_settings(replace(plain, policy="x" * 10_000), 1))) < 1_000
     assert "replicas.fleet" in str(refusal("b@1", "x"))
 
 

@@ -23,7 +23,7 @@ class ReplicasMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.all = Replicas(3)
 
-    def _one(self, data: st.DataObject) -> Replica:
+    def _any_replica(self, data: st.DataObject) -> Replica:
         return self.all.replicas[data.draw(st.sampled_from(sorted(self.all.replicas)))]
 
     @rule(
@@ -32,57 +32,59 @@ class ReplicasMachine(RuleBasedStateMachine):
         stream=st.booleans(),
     )
     def arrive(self, data: st.DataObject, blocks: list[int], stream: bool) -> None:
-        self._one(data).arrive(blocks, stream=stream, session=data.draw(st.sampled_from("ab")))
+        self._any_replica(data).arrive(
+            blocks, stream=stream, session=data.draw(st.sampled_from("ab"))
+        )
 
     @rule(data=st.data(), tokens=st.integers(1, 500))
     def begin(self, data: st.DataObject, tokens: int) -> None:
-        replica = self._one(data)
+        replica = self._any_replica(data)
         if replica.open:
             replica.begin(data.draw(st.sampled_from(sorted(replica.open))), tokens)
 
     @rule(data=st.data(), how=HOW)
     def end(self, data: st.DataObject, how: str) -> None:
-        replica = self._one(data)
+        replica = self._any_replica(data)
         if replica.open:
             replica.end(data.draw(st.sampled_from(sorted(replica.open))), how)
 
     @rule(data=st.data(), lose=st.sampled_from([False, False, False, True]))
     def flush(self, data: st.DataObject, lose: bool) -> None:
-        self.all.flush(self._one(data), lose)
+        self.all.flush(self._any_replica(data), lose)
 
     @rule(data=st.data(), most=st.integers(0, 3))
     def deliver(self, data: st.DataObject, most: int) -> None:
-        self.all.deliver(self._one(data), most)
+        self.all.deliver(self._any_replica(data), most)
 
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
-        for queue in self._one(data).inbox.values():
+        for queue in self._any_replica(data).inbox.values():
             if queue:
                 queue.append(queue[0])
 
     @rule(data=st.data(), garbage=st.binary(max_size=40))
     def garble(self, data: st.DataObject, garbage: bytes) -> None:
-        replica = self._one(data)
+        replica = self._any_replica(data)
         for peer in replica.inbox:
             replica.sharing.incoming(peer, garbage, self.all.now_s)
 
     @rule(data=st.data())
-    def part(self, data: st.DataObject) -> None:
-        self.all.part(self._one(data))
+    def cut_link(self, data: st.DataObject) -> None:
+        self.all.cut_link(self._any_replica(data))
 
     @rule(data=st.data())
-    def rejoin(self, data: st.DataObject) -> None:
-        replica = self._one(data)
+    def restore_link(self, data: st.DataObject) -> None:
+        replica = self._any_replica(data)
         if not replica.sharing.connected:
             replica.sharing.joined(self.all.now_s)
 
     @rule(data=st.data())
-    def die(self, data: st.DataObject) -> None:
+    def kill_replica(self, data: st.DataObject) -> None:
         if len(self.all.replicas) > 1:
-            self.all.kill(self._one(data))
+            self.all.kill(self._any_replica(data))
 
     @rule()
-    def born(self) -> None:
+    def start_replica(self) -> None:
         if len(self.all.replicas) < 4:
             self.all.start()
 
@@ -91,7 +93,7 @@ class ReplicasMachine(RuleBasedStateMachine):
         self.all.advance(seconds)
 
     @rule()
-    def settled(self) -> None:
+    def check_settled(self) -> None:
         """Check that each replica knows every open request exactly once, and no request that has
         ended.
         """

@@ -23,7 +23,7 @@ from router.request.dispatcher import Dispatcher, FleetCalls, Ticket
 from tests.router.core.core_world import World
 
 
-class Scripted:
+class ScriptedPolicy:
     """A policy whose costs come from the function that the test has set. Lifetime: test."""
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ def hold(rows: int) -> Any:
     return np.full(rows, np.inf)
 
 
-class Desk(World):
+class DispatcherWorld(World):
     """A dispatcher in front of a core with two workers. Lifetime: test."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)
-        self.policy = Scripted()
+        self.policy = ScriptedPolicy()
         loaded = LoadedPolicy("scripted", {}, 0.0, self.policy)
         self.failures: list[PolicyFaultError] = []
         self.core = RouterCore(loaded, self.core.settings, report=self.failures.append)
@@ -70,7 +70,7 @@ class Desk(World):
 
 
 async def test_a_finished_request_leaves_no_charge() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
         assert isinstance(await ticket.next_action(), Dispatch)
@@ -82,7 +82,7 @@ async def test_a_finished_request_leaves_no_charge() -> None:
 
 @pytest.mark.parametrize("moment", ["arrived", "dispatched", "streaming"])
 async def test_a_handler_that_dies_at_any_moment_leaves_no_charge(moment: str) -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
 
     async def handler() -> None:
         with desk.ticket() as ticket:
@@ -99,7 +99,7 @@ async def test_a_handler_that_dies_at_any_moment_leaves_no_charge(moment: str) -
 
 
 async def test_a_client_that_leaves_while_held_leaves_no_charge() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     desk.policy.answer = hold
 
     async def handler() -> None:
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_during_dispatch_leaves_no_charge() -> None:
     """A client that leaves just as its request is dispatched leaves no charge: the core has charged
     the dispatch and put it into the ticket, but the handler never fetches it.
     """
-    desk = Desk()
+    desk = DispatcherWorld()
     desk.policy.answer = hold
 
     async def handler() -> None:
@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_during_dispatch_leaves_no_charge() -> None:
 
 
 async def test_a_held_request_gets_503_after_the_hold_time() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     desk.policy.answer = hold
     with desk.ticket() as ticket:
         desk.arrive(ticket)
@@ -152,7 +152,7 @@ async def test_a_held_request_gets_503_after_the_hold_time() -> None:
 
 
 async def test_each_retry_goes_to_another_worker_and_the_last_one_is_refused() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
         seen = set()
@@ -165,7 +165,7 @@ async def test_each_retry_goes_to_another_worker_and_the_last_one_is_refused() -
 
 
 async def test_a_request_of_a_removed_worker_is_released_once_and_may_be_retried() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     with desk.ticket() as ticket:
         desk.arrive(ticket)
         first = await ticket.next_action()
@@ -182,7 +182,7 @@ async def test_a_request_of_a_removed_worker_is_released_once_and_may_be_retried
 
 
 async def test_a_failing_fallback_policy_gives_500_and_leaves_no_charge() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     desk.policy.answer = lambda rows: np.full(rows, np.nan)
     desk.core.guard.fallback = LoadedPolicy("a defect", {}, 0.0, desk.policy)
     with desk.ticket() as ticket:
@@ -195,11 +195,11 @@ async def test_a_failing_fallback_policy_gives_500_and_leaves_no_charge() -> Non
 
 
 async def test_a_resync_goes_to_its_worker() -> None:
-    desk = Desk()
+    desk = DispatcherWorld()
     desk.dispatcher.tell(KvEvents(0.0, 1, 4, ()))
     assert desk.asked == [("resync", 1, 0)]
 
 
 def test_an_object_that_is_no_fact_is_refused() -> None:
     with pytest.raises(TypeError, match="not a fact"):
-        Desk().dispatcher.tell("nonsense")  # type: ignore[arg-type]
+        DispatcherWorld().dispatcher.tell("nonsense")  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ class Router:
 
 
 @asynccontextmanager
-async def waiting(path: Path, left: RestartHandover = LEFT) -> AsyncIterator[Router]:
+async def running_router(path: Path, left: RestartHandover = LEFT) -> AsyncIterator[Router]:
     router = Router(path, left)
     router.server.start()
     try:
@@ -78,13 +78,13 @@ def close(before: Predecessor) -> None:
         one.close()
 
 
-async def followed(path: Path) -> Predecessor:
+async def take_over_at(path: Path) -> Predecessor:
     before = await asyncio.to_thread(take_over, path)
     assert before is not None
     return before
 
 
-async def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     await until(lambda: text in caplog.text, f"the log to say {text!r}")
 
 
@@ -92,9 +92,9 @@ async def test_a_successor_gets_sockets_and_state_and_the_old_router_ends(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "next.sock"
-    async with waiting(path) as router:
+    async with running_router(path) as router:
         assert path.stat().st_mode & 0o777 == 0o600
-        before = await followed(path)
+        before = await take_over_at(path)
         assert before.handover == LEFT
         names = [one.getsockname() for one in (*before.client, *before.admin)]
         assert names == [one.getsockname() for one in router.sockets]
@@ -109,9 +109,9 @@ async def test_a_successor_gets_sockets_and_state_and_the_old_router_ends(
 
 async def test_a_starting_router_replaces_the_waiting_one(tmp_path: Path) -> None:
     path = tmp_path / "next.sock"
-    async with waiting(path):
-        async with waiting(path) as second:
-            await (await followed(path)).serving()
+    async with running_router(path):
+        async with running_router(path) as second:
+            await (await take_over_at(path)).serving()
             assert second.handed.is_set()
         assert not path.exists()
     assert take_over(path) is None, "nobody is there"
@@ -125,16 +125,16 @@ async def test_a_successor_that_leaves_or_sends_garbage_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "next.sock"
-    async with waiting(path) as router:
+    async with running_router(path) as router:
         for said, why in ((b"GET / HTTP/1.1\r\n\r\n...", "which is not"), (b"warm", "hung up")):
             with socket.socket(socket.AF_UNIX) as line:
                 line.connect(str(path))
                 line.sendall(said)
-            await until_said(caplog, why)
-        (await followed(path))._line.close()  # it never serves
-        await until_said(caplog, "the follower left (it hung up); this router goes on")
+            await until_logged(caplog, why)
+        (await take_over_at(path))._line.close()  # it never serves
+        await until_logged(caplog, "the follower left (it hung up); this router goes on")
         assert not router.handed.is_set()
-        before = await followed(path)
+        before = await take_over_at(path)
         await before.serving()
         assert router.handed.is_set()
         close(before)
@@ -145,16 +145,16 @@ async def test_silent_successors_and_those_of_other_users_are_rejected(
 ) -> None:
     path = tmp_path / "next.sock"
     monkeypatch.setattr(hot_restart, "_ASKS_S", 0.02)
-    async with waiting(path) as router:
+    async with running_router(path) as router:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(path))
-            await until_said(caplog, "the follower was silent too long")
+            await until_logged(caplog, "the follower was silent too long")
         monkeypatch.setattr(os, "geteuid", lambda: 4_321)
         monkeypatch.setattr(hot_restart, "_PEER", Stranger)
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(path))
             line.sendall(HELLO)
-            await until_said(caplog, "refused process 7, which is user 8")
+            await until_logged(caplog, "refused process 7, which is user 8")
         assert not router.handed.is_set()
 
 
@@ -190,7 +190,7 @@ async def test_the_error_of_a_failed_handover_has_its_path_and_reason(
     if isinstance(answer, str):
         answer = HEAD.pack(len(data)) + data
 
-    def speak(server: socket.socket) -> None:
+    def send_answer(server: socket.socket) -> None:
         line, _ = server.accept()
         with line, listening() as one:
             assert line.recv(len(HELLO)) == HELLO
@@ -201,10 +201,10 @@ async def test_the_error_of_a_failed_handover_has_its_path_and_reason(
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        speaking = asyncio.create_task(asyncio.to_thread(speak, server))
+        answering = asyncio.create_task(asyncio.to_thread(send_answer, server))
         with pytest.raises(OSError, match=f"{path} does not hand over: .*{why}"):
             await asyncio.to_thread(take_over, path)
-        await speaking
+        await answering
 
 
 async def test_a_missing_socket_is_ignored_and_an_invalid_path_is_an_error(tmp_path: Path) -> None:

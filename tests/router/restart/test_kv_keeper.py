@@ -35,7 +35,7 @@ class Spec:
 
 
 @dataclass
-class Follower:
+class FleetMember:
     """The attributes of a fleet member that the keeper reads. Lifetime: test."""
 
     worker_id: int = 0
@@ -48,16 +48,16 @@ class Router:
 
     def __init__(self, path: Path, engine: Engine | None = None, **facts: Any) -> None:
         self.world = World(workers=0)
-        self.members: Any = {0: Follower(recognized=engine or Engine())}
+        self.members: Any = {0: FleetMember(recognized=engine or Engine())}
         self.wall_s = 1e9
         self.keeper = StateKeeper(path, self.world.core, lambda: self.members, lambda: self.wall_s)
         known = {"name": URL, "models": ("m",), "block_size": BLOCK} | facts
         self.spec = WorkerFacts(**known)
 
     def join(self) -> None:
-        self.turns("ready", self.spec)
+        self.set_state("ready", self.spec)
 
-    def turns(self, state: Any, spec: WorkerFacts | None = None) -> None:
+    def set_state(self, state: Any, spec: WorkerFacts | None = None) -> None:
         self.world.core.on_worker(self.keeper.heard(WorkerChange(0.0, 0, state, spec)))
 
     def batch(self, seq: int, *events: Any, source: Any = "live") -> None:
@@ -68,7 +68,7 @@ class Router:
         return self.world.core.workers.get(0).kv
 
 
-async def warmed(path: Path) -> None:
+async def save_warm_cache(path: Path) -> None:
     """Run a router whose worker stores three blocks, and stop it, so that it saves them
     at `path`.
     """
@@ -83,7 +83,7 @@ async def warmed(path: Path) -> None:
 
 
 async def test_the_next_router_continues_with_the_saved_cache(tmp_path: Path) -> None:
-    await warmed(tmp_path / "kv")
+    await save_warm_cache(tmp_path / "kv")
     after = Router(tmp_path / "kv")
     await after.keeper.load()
     after.join()
@@ -107,7 +107,7 @@ async def test_the_next_router_continues_with_the_saved_cache(tmp_path: Path) ->
 async def test_another_worker_does_not_get_the_saved_cache(
     tmp_path: Path, engine: Engine, facts: dict[str, Any]
 ) -> None:
-    await warmed(tmp_path / "kv")
+    await save_warm_cache(tmp_path / "kv")
     after = Router(tmp_path / "kv", engine, **facts)
     await after.keeper.load()
     after.join()
@@ -115,11 +115,11 @@ async def test_another_worker_does_not_get_the_saved_cache(
 
 
 async def test_a_worker_that_rejoins_does_not_get_the_saved_cache(tmp_path: Path) -> None:
-    await warmed(tmp_path / "kv")
+    await save_warm_cache(tmp_path / "kv")
     after = Router(tmp_path / "kv")
     await after.keeper.load()
     after.join()
-    after.turns("gone")
+    after.set_state("gone")
     after.join()
     assert after.kv.resident_blocks == 0
     await after.keeper.save()
@@ -139,7 +139,7 @@ async def test_an_unusable_file_is_a_warning(tmp_path: Path, data: bytes, caplog
 
 async def test_a_router_that_ends_before_its_workers_join_keeps_the_file(tmp_path: Path) -> None:
     path = tmp_path / "kv"
-    await warmed(path)
+    await save_warm_cache(path)
     before = path.read_bytes()
     hasty = Router(path)
     await hasty.keeper.load()
@@ -163,7 +163,7 @@ async def test_caches_are_saved_at_every_interval(tmp_path: Path) -> None:
 
 async def test_the_cache_of_an_absent_worker_is_kept_for_a_day(tmp_path: Path) -> None:
     path = tmp_path / "kv"
-    await warmed(path)
+    await save_warm_cache(path)
     before = read_saved(path)
     after = Router(path)
     await after.keeper.load()
@@ -177,7 +177,7 @@ async def test_the_cache_of_an_absent_worker_is_kept_for_a_day(tmp_path: Path) -
 
 async def test_a_saved_cache_stays_in_the_file_until_there_is_a_newer_one(tmp_path: Path) -> None:
     path = tmp_path / "kv"
-    await warmed(path)
+    await save_warm_cache(path)
     (before,) = read_saved(path)
     after = Router(path)
     await after.keeper.load()
@@ -197,7 +197,7 @@ async def test_the_cache_of_a_worker_that_is_down_stays_in_the_file(tmp_path: Pa
     router.join()
     for seq in range(3):
         router.batch(seq, stored([seq]))
-    router.turns("down")
+    router.set_state("down")
     assert router.kv.resident_blocks == 0
     for _ in range(2):
         await router.keeper.save()
@@ -222,10 +222,10 @@ async def test_the_cache_of_a_removed_worker_is_removed_from_the_file(
     router = Router(path)
     router.join()
     router.batch(0, stored([1]))
-    router.turns("down")
+    router.set_state("down")
     if when == "after":
         await router.keeper.save()
-    router.turns("gone")
+    router.set_state("gone")
     await router.keeper.save()
     assert read_saved(path) == []
 

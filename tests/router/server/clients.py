@@ -20,15 +20,15 @@ class Clock:
         return self.now_s
 
 
-async def good(request: Request) -> Answer:
+async def echo_body(request: Request) -> Answer:
     return Response(200, request.body)
 
 
-async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", port)
 
 
-async def only(it):
+async def only_connection(it):
     await until(lambda: it.server.connections == 1, "one connection")
     (connection,) = it.server._connections
     return connection

@@ -14,8 +14,8 @@ from router.http.messages import Answer, Request, Response
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
 from tests.live.hostile.corpus import BODY, coded, head, sized
-from tests.router.server.clients import Clock, good, only, opened, statuses
-from tests.router.server_support import LIMITS, behind, pieces
+from tests.router.server.clients import Clock, connect, echo_body, only_connection, statuses
+from tests.router.server_support import LIMITS, pieces, serving
 from tests.router.waiting import until
 
 GET = head(line=b"GET /v1/completions HTTP/1.1")
@@ -44,7 +44,7 @@ async def test_handlers_get_the_request_unchanged(how: str) -> None:
         return Response(200, b"!")
 
     data = SEEN[how]
-    async with behind(handle) as it:
+    async with serving(handle) as it:
         assert statuses(await pieces(it.port, data)) == [b"200"]
     (request,) = seen
     assert (request.method, request.path, request.body) == ("POST", "/v1/completions", BODY)
@@ -81,7 +81,7 @@ async def refuses(request: Request) -> Answer:
 async def test_the_routers_own_answers_have_length_type_and_date(
     handle, status: int, retry: bytes | None
 ) -> None:
-    async with behind(handle) as it:
+    async with serving(handle) as it:
         got = await pieces(it.port, sized() + LAST)
     assert statuses(got) == [b"%d" % status] * 2
     first, second = (part.partition(b"\r\n\r\n") for part in got.split(b"HTTP/1.1 ")[1:])
@@ -97,7 +97,7 @@ async def test_the_routers_own_answers_have_length_type_and_date(
 
 
 async def test_other_requests_are_answered_between_inference_requests() -> None:
-    async with behind(good, paths=("/other",)) as it:
+    async with serving(echo_body, paths=("/other",)) as it:
         asked = (b"GET /health", b"HEAD /v1/models", b"GET /v1/models/tiny", b"GET /v1/models/no")
         lines = [*asked, b"DELETE /ready", b"GET /v1/completions", b"GET /nothing", b"GET /ready"]
         requests = [head(line=line + b" HTTP/1.1") for line in lines]
@@ -113,7 +113,7 @@ async def test_other_requests_are_answered_between_inference_requests() -> None:
 
 async def test_an_http_1_0_client_may_request_keep_alive() -> None:
     line = b"POST /v1/completions HTTP/1.0"
-    async with behind(good) as it:
+    async with serving(echo_body) as it:
         got = await pieces(it.port, sized(b"Connection: keep-alive", line=line) + sized(line=line))
     assert statuses(got) == [b"200", b"200"]
     assert got.count(b"\r\nConnection: keep-alive\r\n") == 1
@@ -122,8 +122,8 @@ async def test_an_http_1_0_client_may_request_keep_alive() -> None:
 
 @pytest.mark.parametrize("cut", [1, 30, 100, 140])
 async def test_a_request_is_handled_only_when_it_is_complete(cut: int) -> None:
-    async with behind(good) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body) as it:
+        reader, writer = await connect(it.port)
         data = sized() + GET + sized()
         for at in range(0, len(data), cut):
             writer.write(data[at : at + cut])
@@ -143,11 +143,11 @@ async def test_pipelined_requests_are_paused_and_answered_in_order() -> None:
         return Response(200, begun[-1] + b";")
 
     bodies = [b"%04d" % number for number in range(3000)]
-    async with behind(handle) as it:
-        reader, writer = await opened(it.port)
+    async with serving(handle) as it:
+        reader, writer = await connect(it.port)
         for body in bodies:
             writer.write(head(b"Content-Length: 4") + body)
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection._held_up, "no more is read")
         assert len(begun) == 1
         gate.set()
@@ -159,8 +159,8 @@ async def test_pipelined_requests_are_paused_and_answered_in_order() -> None:
 
 async def test_idle_connections_are_closed() -> None:
     clock = Clock()
-    async with behind(good, clock=clock, keep_alive_s=10.0) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body, clock=clock, keep_alive_s=10.0) as it:
+        reader, writer = await connect(it.port)
         for _ in range(2):
             clock.now_s += 9.0
             it.server.look()
@@ -168,7 +168,7 @@ async def test_idle_connections_are_closed() -> None:
             await reader.readuntil(BODY)
         clock.now_s += 9.0
         writer.write(sized()[:-1])
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection._reader.in_body, "half a request")
         clock.now_s += 9.0
         it.server.look()
@@ -188,7 +188,7 @@ async def test_an_answer_within_another_one_closes_the_connection() -> None:
         reply.data(b"half")
         return Response(200, b"nonsense")
 
-    async with behind(handle) as it:
+    async with serving(handle) as it:
         got = await pieces(it.port, sized() + sized())
     assert b"nonsense" not in got
     assert len(statuses(got)) <= 1
@@ -196,7 +196,7 @@ async def test_an_answer_within_another_one_closes_the_connection() -> None:
 
 async def test_limits_hold_within_a_connection() -> None:
     assert LIMITS.body_bytes < 1 << 21
-    async with behind(good) as it:
+    async with serving(echo_body) as it:
         big = head(b"Content-Length: %d" % (1 << 21)) + b"x" * (1 << 21)
         got = await pieces(it.port, sized() + big)
         assert statuses(got) == [b"200", b"413"]

@@ -10,12 +10,12 @@ from router.http.messages import Answer, Request
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
 from tests.live.hostile.corpus import BODY, sized
-from tests.router.server.clients import good, only, opened, statuses
-from tests.router.server_support import Behind, behind
+from tests.router.server.clients import connect, echo_body, only_connection, statuses
+from tests.router.server_support import ServerUnderTest, serving
 from tests.router.waiting import until
 
 
-class Gated:
+class GatedHandler:
     """A handler that answers once the test opens its gate; some answers are written as the relay
     writes.
     """
@@ -39,18 +39,18 @@ class Gated:
         return reply
 
 
-async def draining(use: Callable[[Behind, Gated], Awaitable[None]]) -> Gated:
-    gated = Gated()
-    async with behind(gated.handle) as it:
+async def draining(use: Callable[[ServerUnderTest, GatedHandler], Awaitable[None]]) -> GatedHandler:
+    gated = GatedHandler()
+    async with serving(gated.handle) as it:
         await use(it, gated)
         await until(lambda: it.server.connections == 0, "all connections end")
     return gated
 
 
 async def test_idle_connections_are_closed_immediately_at_shutdown() -> None:
-    async def use(it: Behind, gated: Gated) -> None:
-        reader, writer = await opened(it.port)
-        await only(it)
+    async def use(it: ServerUnderTest, gated: GatedHandler) -> None:
+        reader, writer = await connect(it.port)
+        await only_connection(it)
         async with asyncio.timeout(10.0):
             await it.server.aclose(30.0)
         assert await reader.read() == b""
@@ -60,10 +60,10 @@ async def test_idle_connections_are_closed_immediately_at_shutdown() -> None:
 
 
 async def test_a_request_on_a_kept_connection_is_answered_during_shutdown() -> None:
-    async def use(it: Behind, gated: Gated) -> None:
+    async def use(it: ServerUnderTest, gated: GatedHandler) -> None:
         gated.gate.set()
-        reader, writer = await opened(it.port)
-        await only(it)
+        reader, writer = await connect(it.port)
+        await only_connection(it)
         ending = asyncio.create_task(it.server.aclose(30.0))
         await asyncio.sleep(0)
         writer.write(sized())
@@ -77,8 +77,8 @@ async def test_a_request_on_a_kept_connection_is_answered_during_shutdown() -> N
 
 
 async def test_a_running_request_ends_and_is_the_last_of_its_connection() -> None:
-    async def use(it: Behind, gated: Gated) -> None:
-        reader, writer = await opened(it.port)
+    async def use(it: ServerUnderTest, gated: GatedHandler) -> None:
+        reader, writer = await connect(it.port)
         writer.write(sized() + sized())
         await until(lambda: gated.begun == 1, "a request")
         draining = asyncio.create_task(it.server.aclose(30.0))
@@ -94,8 +94,8 @@ async def test_a_running_request_ends_and_is_the_last_of_its_connection() -> Non
 
 
 async def test_a_request_beyond_the_shutdown_time_is_cut_off() -> None:
-    async def use(it: Behind, gated: Gated) -> None:
-        reader, writer = await opened(it.port)
+    async def use(it: ServerUnderTest, gated: GatedHandler) -> None:
+        reader, writer = await connect(it.port)
         writer.write(sized())
         await until(lambda: gated.begun == 1, "a request")
         await it.server.aclose(0.0)
@@ -106,10 +106,10 @@ async def test_a_request_beyond_the_shutdown_time_is_cut_off() -> None:
 
 
 async def test_a_client_that_leaves_cancels_its_request() -> None:
-    gated = Gated()
-    async with behind(gated.handle) as it:
+    gated = GatedHandler()
+    async with serving(gated.handle) as it:
         before = asyncio.all_tasks()
-        _, writer = await opened(it.port)
+        _, writer = await connect(it.port)
         writer.write(sized() + sized())
         await until(lambda: gated.begun == 1, "a request")
         writer.transport.abort()
@@ -120,8 +120,8 @@ async def test_a_client_that_leaves_cancels_its_request() -> None:
 
 
 async def test_if_another_process_listens_each_answer_closes_its_connection() -> None:
-    async with behind(good) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body) as it:
+        reader, writer = await connect(it.port)
         writer.write(sized())
         assert b"close" not in await reader.readuntil(BODY)
         it.server.closing = True
@@ -136,8 +136,8 @@ async def test_if_another_process_listens_idle_connections_end_after_two_checks(
     """If another process listens on the same socket, idle connections end after two checks without
     a request; a connection with a request in between is answered, and that answer closes it.
     """
-    async with behind(good) as it:
-        idle, silent, busy = [await opened(it.port) for _ in range(3)]
+    async with serving(echo_body) as it:
+        idle, silent, busy = [await connect(it.port) for _ in range(3)]
         for reader, writer in (idle, busy):
             writer.write(sized())
             assert b"close" not in await reader.readuntil(BODY)
@@ -156,13 +156,13 @@ async def test_if_another_process_listens_idle_connections_end_after_two_checks(
 
 
 async def test_an_unread_request_keeps_its_connection_open() -> None:
-    async with behind(good) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body) as it:
+        reader, writer = await connect(it.port)
         writer.write(sized())
         await reader.readuntil(BODY)
         it.server.closing = True
         it.server.look()
-        connection = await only(it)
+        connection = await only_connection(it)
         number = writer.get_extra_info("socket").fileno()
         os.write(number, sized())  # and the loop has not turned since
         it.server.look()
@@ -184,10 +184,10 @@ async def test_a_lent_socket_is_given_back_before_it_is_closed() -> None:
         connection.lent_to = lambda: open_then.append(os.fstat(file).st_ino == lent)
         return await asyncio.get_running_loop().create_future()
 
-    async with behind(lend) as it:
-        _, writer = await opened(it.port)
+    async with serving(lend) as it:
+        _, writer = await connect(it.port)
         writer.write(sized())
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection.lent_to is not None, "the socket to be lent")
         writer.transport.abort()
         await until(lambda: it.server.connections == 0, "the connection ends")

@@ -11,7 +11,7 @@ import pytest
 
 from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, PRIVATE, refused, served, sized
-from tests.router.server_support import behind, pieces
+from tests.router.server_support import pieces, serving
 
 REFUSED = {name: (status, data) for name, status, data in refused()}
 SERVED = dict(served())
@@ -27,7 +27,7 @@ async def answered(data: bytes, trusted=()) -> tuple[bytes, list[tuple[bytes, tu
         got.append((request.body, request.fields))
         return Response(200, b"served", keep_alive=False)
 
-    async with behind(handle, trusted=trusted) as it:
+    async with serving(handle, trusted=trusted) as it:
         return await pieces(it.port, data), got
 
 

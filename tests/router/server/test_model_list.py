@@ -10,7 +10,7 @@ import pytest
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request, Response
 from router.server.model_list import anthropic_page
-from tests.router.server_support import behind
+from tests.router.server_support import serving
 
 CARDS = [{"id": name, "object": "model"} for name in ("a", "b", "claude-c", "d")]
 
@@ -85,7 +85,7 @@ async def handle(request: Request) -> Answer:
 
 @pytest.mark.parametrize("path", ["/v1/models?limit=1000", "/v1/models/tiny"])
 async def test_the_model_list_has_the_form_of_the_clients_api(path: str) -> None:
-    async with behind(handle) as it, aiohttp.ClientSession() as http:
+    async with serving(handle) as it, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{it.port}{path}"
         async with http.get(url) as answer:
             plain = await answer.json()
@@ -105,7 +105,7 @@ async def test_the_model_list_has_the_form_of_the_clients_api(path: str) -> None
 
 
 async def test_the_first_requests_of_claude_code_are_answered() -> None:
-    async with behind(handle) as it, aiohttp.ClientSession() as http:
+    async with serving(handle) as it, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{it.port}"
         async with http.head(f"{url}/api/hello") as hello:
             assert hello.status == 200

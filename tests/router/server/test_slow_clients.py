@@ -13,8 +13,8 @@ import pytest
 
 from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, coded, head, sized
-from tests.router.server.clients import Clock, good, only, opened
-from tests.router.server_support import LIMITS, behind, pieces
+from tests.router.server.clients import Clock, connect, echo_body, only_connection
+from tests.router.server_support import LIMITS, pieces, serving
 from tests.router.waiting import until
 
 HALF = {
@@ -32,12 +32,12 @@ HALF = {
 async def test_a_request_must_be_complete_in_time(what: str, before: bytes) -> None:
     part, reason, status = HALF[what]
     clock = Clock()
-    async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body, clock=clock, head_s=10.0, body_s=20.0) as it:
+        reader, writer = await connect(it.port)
         writer.write(before + part)
         if before:
             await reader.readuntil(BODY)
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection._reader.requests == bool(before), "the first request")
         await until(
             lambda: bool(connection._reader.held_bytes or connection._reader.in_body) or not part,
@@ -67,9 +67,9 @@ async def test_a_request_must_be_complete_in_time(what: str, before: bytes) -> N
 
 async def test_slow_single_bytes_do_not_extend_the_head_timeout() -> None:
     clock = Clock()
-    async with behind(good, clock=clock, head_s=10.0) as it:
-        reader, writer = await opened(it.port)
-        connection = await only(it)
+    async with serving(echo_body, clock=clock, head_s=10.0) as it:
+        reader, writer = await connect(it.port)
+        connection = await only_connection(it)
         for count in range(1, 12):
             writer.write(b"POST /v1/completions"[count - 1 : count])
             if not it.server.refusals:
@@ -93,9 +93,9 @@ DRIPPING = {
 @pytest.mark.parametrize("what", DRIPPING)
 async def test_a_slow_body_does_not_extend_the_body_timeout(what: str) -> None:
     data, clock = DRIPPING[what], Clock()
-    async with behind(good, clock=clock, head_s=10.0, body_s=20.0) as it:
-        reader, writer = await opened(it.port)
-        connection = await only(it)
+    async with serving(echo_body, clock=clock, head_s=10.0, body_s=20.0) as it:
+        reader, writer = await connect(it.port)
+        connection = await only_connection(it)
         begun = data.index(b"\r\n\r\n") + 4
         writer.write(data[:10])
         await until(lambda: connection._reader.in_head, "the head begins")
@@ -125,13 +125,13 @@ async def test_a_slow_body_does_not_extend_the_body_timeout(what: str) -> None:
 async def test_a_client_that_reads_nothing_is_cut_off() -> None:
     clock = Clock()
 
-    async def much(request: Request) -> Answer:
+    async def answer_64_mib(request: Request) -> Answer:
         return Response(200, b"x" * (64 << 20))
 
-    async with behind(much, clock=clock, client_s=30.0) as it:
+    async with serving(answer_64_mib, clock=clock, client_s=30.0) as it:
         _, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=1024)
         writer.write(sized())
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection._write_by_s == 130.0, "the server waits for the client")
         clock.now_s = 131.0
         it.server.look()
@@ -141,8 +141,8 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
 
 
 async def test_connections_above_the_limit_are_refused() -> None:
-    async with behind(good, connections=2) as it:
-        first, second = await opened(it.port), await opened(it.port)
+    async with serving(echo_body, connections=2) as it:
+        first, second = await connect(it.port), await connect(it.port)
         await until(lambda: it.server.connections == 2, "two connections")
         reply = await pieces(it.port)
         assert b" 503 " in reply
@@ -157,8 +157,8 @@ async def test_connections_above_the_limit_are_refused() -> None:
 
 
 async def test_connections_above_the_limit_per_address_are_refused() -> None:
-    async with behind(good, connections_per_address=1) as it:
-        _, writer = await opened(it.port)
+    async with serving(echo_body, connections_per_address=1) as it:
+        _, writer = await connect(it.port)
         await until(lambda: it.server.connections == 1, "a connection")
         assert b"too_many_of_address" in await pieces(it.port)
         other = socket.socket()
@@ -175,9 +175,9 @@ async def test_connections_above_the_limit_per_address_are_refused() -> None:
 
 
 async def test_the_total_size_of_arriving_bodies_is_bounded() -> None:
-    async with behind(good, held_bytes=100_000) as it:
+    async with serving(echo_body, held_bytes=100_000) as it:
         big = head(b"Content-Length: 80000") + b"x" * 60_000
-        reader, writer = await opened(it.port)
+        reader, writer = await connect(it.port)
         writer.write(big)
         await until(lambda: it.server.held_bytes == 60_000, "the first body arrives")
         reply = await pieces(it.port, big)
@@ -198,7 +198,7 @@ async def test_a_too_large_body_is_refused_and_not_kept(framing: str, times: int
     data = head(b"Content-Length: %d" % len(body)) + body
     if framing == "chunks":
         data = coded(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
-    async with behind(good, limits) as it:
+    async with serving(echo_body, limits) as it:
         reply = await pieces(it.port, data)
         assert b" 413 " in reply
         assert b"1000 bytes" in reply
@@ -208,8 +208,8 @@ async def test_a_too_large_body_is_refused_and_not_kept(framing: str, times: int
 
 async def test_expect_100_continue_gets_the_100_or_the_refusal() -> None:
     limits = replace(LIMITS, body_bytes=1000)
-    async with behind(good, limits) as it:
-        reader, writer = await opened(it.port)
+    async with serving(echo_body, limits) as it:
+        reader, writer = await connect(it.port)
         for _ in range(2):
             writer.write(head(b"Content-Length: 3", b"Expect: 100-continue"))
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -227,15 +227,15 @@ async def test_expect_100_continue_gets_the_100_or_the_refusal() -> None:
 async def test_a_100_continue_is_never_sent_within_another_answer() -> None:
     release = asyncio.Event()
 
-    async def late(request: Request) -> Answer:
+    async def answer_late(request: Request) -> Answer:
         if not release.is_set():
             await release.wait()
         return Response(200, request.body)
 
-    async with behind(late) as it:
-        reader, writer = await opened(it.port)
+    async with serving(answer_late) as it:
+        reader, writer = await connect(it.port)
         writer.write(sized() + head(b"Content-Length: 3", b"Expect: 100-continue"))
-        connection = await only(it)
+        connection = await only_connection(it)
         await until(lambda: connection._reader.in_body, "the second head")
         release.set()
         await reader.readuntil(BODY)
@@ -249,12 +249,12 @@ async def test_a_100_continue_is_never_sent_within_another_answer() -> None:
 async def test_a_refusal_waits_for_the_answers_before_it() -> None:
     release = asyncio.Event()
 
-    async def late(request: Request) -> Answer:
+    async def answer_late(request: Request) -> Answer:
         await release.wait()
         return Response(200, request.body)
 
-    async with behind(late) as it:
-        reader, writer = await opened(it.port)
+    async with serving(answer_late) as it:
+        reader, writer = await connect(it.port)
         writer.write(sized() + sized() + b"nonsense\r\n\r\n")
         await until(lambda: bool(it.server.refusals), "the refusal")
         release.set()
@@ -266,14 +266,14 @@ async def test_a_refusal_waits_for_the_answers_before_it() -> None:
 WRONG = b"GET / HTTP/9.9\r\n\r\n"
 
 
-async def wrong(port: int, count: int) -> None:
+async def send_invalid_requests(port: int, count: int) -> None:
     for _ in range(count):
         assert b" 400 " in await pieces(port, WRONG)
 
 
 async def test_a_hostile_address_is_deferred_until_its_requests_are_valid() -> None:
-    async with behind(good) as it:
-        await wrong(it.port, 3)
+    async with serving(echo_body) as it:
+        await send_invalid_requests(it.port, 3)
         assert it.server.deferred == 2  # the first connection was not known as hostile
         for deferred in range(3, 3 + 3 * 4):  # each refusal weighs as much as four right ones
             assert b" 200 " in await pieces(it.port, sized(b"Connection: close"))
@@ -284,10 +284,10 @@ async def test_a_hostile_address_is_deferred_until_its_requests_are_valid() -> N
 
 
 async def test_an_address_with_mostly_valid_requests_is_not_deferred() -> None:
-    async with behind(good) as it:
+    async with serving(echo_body) as it:
         for _ in range(3):
-            await wrong(it.port, 1)
-            reader, writer = await opened(it.port)
+            await send_invalid_requests(it.port, 1)
+            reader, writer = await connect(it.port)
             for _ in range(4):
                 writer.write(sized())
                 await reader.readuntil(BODY)
@@ -296,26 +296,26 @@ async def test_an_address_with_mostly_valid_requests_is_not_deferred() -> None:
 
 
 async def test_hostile_addresses_are_forgotten() -> None:
-    async with behind(good) as it:
-        await wrong(it.port, 100)
+    async with serving(echo_body) as it:
+        await send_invalid_requests(it.port, 100)
         for _ in range(64):
             it.server.look()
         deferred = it.server.deferred
-        await wrong(it.port, 1)
+        await send_invalid_requests(it.port, 1)
         assert it.server.deferred == deferred
 
 
 async def test_trusted_peers_are_never_deferred() -> None:
-    async with behind(good, trusted=(ip_network("127.0.0.0/8"),)) as it:
-        await wrong(it.port, 3)
+    async with serving(echo_body, trusted=(ip_network("127.0.0.0/8"),)) as it:
+        await send_invalid_requests(it.port, 3)
         assert it.server.deferred == 0
 
 
 async def test_a_client_queued_behind_others_may_disconnect_or_keep_sending() -> None:
-    async with behind(good) as it:
-        await wrong(it.port, 1)
-        reader, writer = await opened(it.port)
-        _, leaving = await opened(it.port)
+    async with serving(echo_body) as it:
+        await send_invalid_requests(it.port, 1)
+        reader, writer = await connect(it.port)
+        _, leaving = await connect(it.port)
         half = len(sized()) // 2
         leaving.write(sized()[:half])
         writer.write(sized()[:half])

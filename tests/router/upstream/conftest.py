@@ -10,7 +10,7 @@ import uvloop
 
 from tests.certs import Authority
 from tests.router.loops import PLAIN, Loops, relay_loops
-from tests.router.relay_support import BOTH_PATHS, go_by
+from tests.router.relay_support import BOTH_PATHS, use_implementation
 from tests.router.upstream.over_tls import Sides, sides_of, tls_everywhere
 
 # A worker that never reads gets no request over TLS, for it answers no handshake.
@@ -35,7 +35,7 @@ async def every_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     both sides (live).
     """
     if request.param != "tls":
-        go_by(request.param, monkeypatch)
+        use_implementation(request.param, monkeypatch)
         return
     if request.node.originalname in NOT_OVER_TLS:
         pytest.skip("there is no such failure over TLS")

@@ -18,9 +18,9 @@ from tests.router.http.answer_bodies import (
     GOOD_STREAMS,
     GOOD_WHOLE,
     ROLE,
+    case_id,
     chunk,
     events,
-    named,
     text,
     usage,
 )
@@ -28,8 +28,8 @@ from tests.router.relay_support import (
     DEADLINE_S,
     STREAM,
     WorkerCall,
-    ask,
     chunked,
+    fetch,
     kind,
     post,
     relay,
@@ -45,7 +45,7 @@ JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CLOSED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
-def whole(body: bytes) -> bytes:
+def json_reply(body: bytes) -> bytes:
     return JSON + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
@@ -53,32 +53,34 @@ def stream(*pieces: bytes) -> bytes:
     return STREAM + chunked(*pieces)
 
 
-async def answered(*replies: bytes, cuts: list[int] | None = None) -> tuple[bytes, list[Outcome]]:
+async def relay_replies(
+    *replies: bytes, cuts: list[int] | None = None
+) -> tuple[bytes, list[Outcome]]:
     """Return the client's bytes and the outcome of each attempt, where the workers send these
     replies in turn.
     """
 
-    async def say(call: WorkerCall) -> None:
+    async def send_next_reply(call: WorkerCall) -> None:
         reply = pending.pop(0)
-        await call.say_in_pieces(reply, sorted(at % len(reply) for at in cuts or []))
+        await call.send_in_pieces(reply, sorted(at % len(reply) for at in cuts or []))
         if reply.startswith(CLOSED):
             call.hang_up()
 
     pending = list(replies)
-    async with worker(say) as w, relay(*[w.port] * len(replies), due=DUE) as r:
-        got = await ask(r.port, post())
+    async with worker(send_next_reply) as w, relay(*[w.port] * len(replies), due=DUE) as r:
+        got = await fetch(r.port, post())
         await until(lambda: bool(r.outcomes), "it is over")
         return got, r.outcomes
 
 
-@pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=named)
+@pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=case_id)
 async def test_a_stream_without_content_is_retried_at_another_worker(
     name: str, body: bytes
 ) -> None:
     pieces = [part + b"\n\n" for part in body.split(b"\n\n") if part] or [body]
     bad = stream(*(piece for piece in pieces if piece))
     for reply in (bad, CLOSED + body):
-        got, outcomes = await answered(reply, stream(GOOD), cuts=[150, 170, 200, 290])
+        got, outcomes = await relay_replies(reply, stream(GOOD), cuts=[150, 170, 200, 290])
         assert got.endswith(chunked(GOOD))
         assert b"X-Warmroute-Worker: w" in got
         assert len(got.split(b"HTTP/1.1")) == 2
@@ -90,45 +92,45 @@ async def test_a_stream_without_content_is_retried_at_another_worker(
         assert (second.error, second.events) == (None, 2)
 
 
-@pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=named)
+@pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=case_id)
 async def test_a_body_without_content_is_retried_at_another_worker(name: str, body: bytes) -> None:
     good = b'{"choices":[{"text":"well"}]}'
     for reply in (
-        whole(body),
+        json_reply(body),
         JSON + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body or b" "),
     ):
-        got, (first, second) = await answered(reply, whole(good), cuts=[90, 120])
+        got, (first, second) = await relay_replies(reply, json_reply(good), cuts=[90, 120])
         assert got.endswith(b"\r\n\r\n" + good)
         assert kind(first.error) == "no_answer"
         assert second.error is None
 
 
 @pytest.mark.parametrize("cuts", [[], [150, 160, 190, 230, 300]])
-@pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=named)
+@pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=case_id)
 async def test_a_short_stream_is_passed_on_unchanged(
     name: str, body: bytes, cuts: list[int]
 ) -> None:
     half = len(body) // 2
     reply = stream(body[:half], body[half:])
-    got, (outcome,) = await answered(reply, cuts=cuts)
+    got, (outcome,) = await relay_replies(reply, cuts=cuts)
     assert got.endswith(chunked(body[:half], body[half:]))
     assert outcome.error is None
     assert outcome.answers == (name != "clients_fault")
-    got, (outcome,) = await answered(CLOSED + body, cuts=cuts)
+    got, (outcome,) = await relay_replies(CLOSED + body, cuts=cuts)
     assert got.endswith(b"\r\n\r\n" + body)
     assert outcome.error is None
 
 
-@pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=named)
+@pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=case_id)
 async def test_a_short_body_is_passed_on_unchanged(name: str, body: bytes) -> None:
-    got, (outcome,) = await answered(whole(body), cuts=[60, 100, 130, 150])
+    got, (outcome,) = await relay_replies(json_reply(body), cuts=[60, 100, 130, 150])
     assert got.endswith(b"\r\n\r\n" + body)
     assert outcome.error is None
 
 
 async def test_if_no_worker_answers_the_last_reply_is_passed_on() -> None:
     page = b"<html>hello</html>"
-    got, outcomes = await answered(stream(events(ERROR)), whole(page))
+    got, outcomes = await relay_replies(stream(events(ERROR)), json_reply(page))
     assert got.startswith(b"HTTP/1.1 200 OK\r\n")
     assert got.endswith(b"\r\n\r\n" + page)
     assert [kind(one.error) for one in outcomes] == ["no_answer"] * 2
@@ -138,10 +140,10 @@ async def test_if_no_worker_answers_the_last_reply_is_passed_on() -> None:
 
 async def test_a_reply_without_an_answer_needs_at_most_one_more_connection() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(stream(events()) if call.serial == 0 else stream(GOOD))
+        await call.send(stream(events()) if call.serial == 0 else stream(GOOD))
 
     async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
-        await ask(r.port, post())
+        await fetch(r.port, post())
         await until(lambda: bool(r.outcomes), "it is over")
         assert w.connections <= 2
 
@@ -150,13 +152,13 @@ async def test_a_reply_without_an_answer_needs_at_most_one_more_connection() -> 
 async def test_a_stream_that_ends_before_any_content_is_retried(said: bytes) -> None:
     async def script(call: WorkerCall) -> None:
         if len(w.calls) == 1:
-            await call.say(STREAM + (chunked(said)[:-5] if said else b""))
+            await call.send(STREAM + (chunked(said)[:-5] if said else b""))
             call.hang_up()
         else:
-            await call.say(stream(GOOD))
+            await call.send(stream(GOOD))
 
     async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
-        assert (await ask(r.port, post())).endswith(chunked(GOOD))
+        assert (await fetch(r.port, post())).endswith(chunked(GOOD))
         await until(lambda: len(r.outcomes) == 2, "both are over")
         assert kind(r.outcomes[0].error) == "early_close"
         assert r.outcomes[0].bytes_to_client == 0
@@ -170,12 +172,12 @@ async def test_the_first_token_is_reported_at_the_first_content() -> None:
     role, content = events(ROLE, done=False), events(chunk({"content": "x"}), done=False)
 
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM + chunked(role)[:-5])
+        await call.send(STREAM + chunked(role)[:-5])
         await go.wait()
-        await call.say(chunked(content, events()))
+        await call.send(chunked(content, events()))
 
     async with worker(script) as w, relay(w.port, due=DUE) as r:
-        asking = asyncio.create_task(ask(r.port, post()))
+        asking = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: len(w.calls) == 1, "it is asked")
         await asyncio.sleep(0.1)
         assert not r.first_bytes_s
@@ -195,9 +197,9 @@ async def test_keep_alive_comments_are_passed_on_in_time() -> None:
     go, ping = asyncio.Event(), b": ping\n\n"
 
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM + chunked(ping)[:-5])
+        await call.send(STREAM + chunked(ping)[:-5])
         await go.wait()
-        await call.say(chunked(events()))
+        await call.send(chunked(events()))
 
     limits = RelayLimits(held_s=0.05)
     async with worker(script) as w, relay(w.port, w.port, due=DUE, limits=limits) as r:
@@ -221,12 +223,12 @@ async def test_keep_alive_comments_are_passed_on_in_time() -> None:
 
 async def test_the_timeouts_of_a_begun_reply_apply_before_any_content() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
+        await call.send(STREAM + chunked(events(ROLE, done=False))[:-5])
         await call.reader.read()
 
     times = Timeouts(first_byte_s=DEADLINE_S, between_s=0.1)
     async with worker(script) as w, relay(w.port, due=DUE, timeouts=times) as r:
-        await ask(r.port, post())
+        await fetch(r.port, post())
         await until(lambda: bool(r.outcomes), "it is over")
         assert kind(r.outcomes[0].error) == "timeout_between"
         assert r.outcomes[0].retryable
@@ -235,13 +237,13 @@ async def test_the_timeouts_of_a_begun_reply_apply_before_any_content() -> None:
 async def test_a_worker_abandoned_before_any_content_is_replaced() -> None:
     async def script(call: WorkerCall) -> None:
         if len(w.calls) == 1:
-            await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
+            await call.send(STREAM + chunked(events(ROLE, done=False))[:-5])
             await call.reader.read()
         else:
-            await call.say(stream(GOOD))
+            await call.send(stream(GOOD))
 
     async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
-        asking = asyncio.create_task(ask(r.port, post()))
+        asking = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: len(w.calls) == 1, "it is asked")
         await asyncio.sleep(0.05)
         r.upstreams[0].abandon_silent()
@@ -257,7 +259,7 @@ async def test_an_error_after_content_is_passed_on_and_charged_to_the_worker(
 ) -> None:
     body = [events(one, done=False) for one in (text("x"), end, {"choices": [], **usage(1)})]
     for reply in (stream(*body, events()), CLOSED + b"".join(body)):
-        got, (outcome,) = await answered(reply, cuts=[200, 300])
+        got, (outcome,) = await relay_replies(reply, cuts=[200, 300])
         assert got.endswith(reply.partition(b"\r\n\r\n")[2])
         assert outcome.first_byte_s is not None
         assert not outcome.retryable
@@ -275,11 +277,11 @@ async def test_replies_that_are_not_judged_are_passed_on() -> None:
     ):
 
         async def script(call: WorkerCall, reply: bytes = reply) -> None:
-            await call.say(reply)
+            await call.send(reply)
 
         due = None if b" 200 " in reply else DUE
         async with worker(script) as w, relay(w.port, due=due) as r:
-            assert (await ask(r.port, post())).startswith(reply[:16])
+            assert (await fetch(r.port, post())).startswith(reply[:16])
             await until(lambda r=r: bool(r.outcomes), "it is over")
             assert r.outcomes[0].error is None
 
@@ -289,10 +291,10 @@ async def test_a_failed_reply_that_is_too_long_is_not_kept() -> None:
     limits = RelayLimits(held_bytes=1_000)
 
     async def script(call: WorkerCall) -> None:
-        await call.say(stream(long))
+        await call.send(stream(long))
 
     async with worker(script) as w, relay(w.port, due=DUE, limits=limits) as r:
-        await ask(r.port, post())
+        await fetch(r.port, post())
         await until(lambda: bool(r.outcomes), "it is over")
         assert kind(r.outcomes[0].error) == "no_answer"
         assert r.outcomes[0].held is None

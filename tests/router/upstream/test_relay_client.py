@@ -13,7 +13,7 @@ from tests.router.relay_support import (
     EVENT,
     STREAM,
     WorkerCall,
-    ask,
+    fetch,
     header,
     post,
     read_reply,
@@ -31,12 +31,12 @@ async def echo(call: WorkerCall) -> None:
     odd.
     """
     if len(call.body) % 2:
-        await call.say(
+        await call.send(
             b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(call.body) + call.body
         )
     else:
         raw = b"%x\r\n%s\r\n0\r\n\r\n" % (len(call.body), call.body)
-        await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + raw)
+        await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + raw)
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
@@ -58,7 +58,7 @@ async def test_a_chunked_request_is_sent_to_the_worker_with_a_length() -> None:
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
             b"Connection: close\r\n\r\n3;e=f\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
         )
-        assert (await ask(r.port, request)).endswith(b"\r\n\r\nabcde")
+        assert (await fetch(r.port, request)).endswith(b"\r\n\r\nabcde")
         assert header(w.calls[0].head, b"transfer-encoding") is None
         assert header(w.calls[0].head, b"content-length") == b"5"
 
@@ -78,7 +78,7 @@ async def test_expect_100_continue_is_answered_by_the_router() -> None:
 async def test_a_compressed_body_is_forwarded_unchanged() -> None:
     body = b"\x1f\x8b no gzip at all"
     async with worker(echo) as w, relay(w.port) as r:
-        got = await ask(r.port, post(body, b"Content-Encoding: gzip"))
+        got = await fetch(r.port, post(body, b"Content-Encoding: gzip"))
         assert w.calls[0].body == body
         assert header(w.calls[0].head, b"content-encoding") == b"gzip"
         assert got.startswith(b"HTTP/1.1 200")
@@ -98,7 +98,7 @@ async def test_an_http_1_0_client_may_keep_its_connection() -> None:
 async def test_an_absolute_target_is_made_relative() -> None:
     async with worker(echo) as w, relay(w.port) as r:
         request = post(b"abc").replace(b"/v1/", b"http://public.example/v1/", 1)
-        assert b" 200 " in await ask(r.port, request)
+        assert b" 200 " in await fetch(r.port, request)
         assert w.calls[0].head.startswith(b"POST /v1/completions?x=1 HTTP/1.1\r\n")
 
 
@@ -106,9 +106,9 @@ async def test_an_absolute_target_is_made_relative() -> None:
 async def test_a_client_that_leaves_frees_the_worker_immediately(after: str) -> None:
     async def script(call: WorkerCall) -> None:
         if after != "before the reply":
-            await call.say(STREAM)
+            await call.send(STREAM)
         if after == "in the stream":
-            await call.say(EVENT)
+            await call.send(EVENT)
         await call.reader.read()
 
     async with worker(script) as w, relay(w.port) as r:
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_while_connecting_leaks_no_connection() -> No
             writer.write(post(close=False))
             await asyncio.sleep(0)
             writer.transport.abort()
-        assert (await ask(r.port, post(b"abc"))).endswith(b"abc")
+        assert (await fetch(r.port, post(b"abc"))).endswith(b"abc")
         idle = r.upstreams[0]
         await until(lambda: idle.open_connections == idle.idle_connections, "all are idle")
 
@@ -147,7 +147,7 @@ async def test_a_handler_that_fails_after_a_reply_adds_nothing_to_it() -> None:
         raise ZeroDivisionError("a bug of ours")
 
     async with served(handle) as port:
-        got = await ask(port, post(close=False))
+        got = await fetch(port, post(close=False))
     assert got == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -159,7 +159,7 @@ async def test_the_upstream_request_equals_the_clients() -> None:
         return Response(200)
 
     async with served(handle) as port:
-        await ask(port, post(b"ab", b"X-A: 1", b"x-a: \xe9"))
+        await fetch(port, post(b"ab", b"X-A: 1", b"x-a: \xe9"))
     (request,) = taken
     assert (request.method, request.target, request.body) == ("POST", "/v1/completions?x=1", b"ab")
     assert (b"X-A", b"1") in request.headers

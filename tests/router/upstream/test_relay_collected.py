@@ -31,7 +31,7 @@ async def collect(
 ) -> Collected:
     async def script(call: WorkerCall) -> None:
         for piece in (said, *pieces):
-            await call.say(piece)
+            await call.send(piece)
             await asyncio.sleep(0)
         if hang_up:
             call.hang_up()
@@ -101,7 +101,7 @@ async def test_a_cancelled_collection_closes_the_workers_connection(begun: bytes
     asked = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
-        await call.say(begun)
+        await call.send(begun)
         asked.set()
         await call.reader.read()
 

@@ -19,12 +19,12 @@ from tests.router.relay_support import (
     OK,
     STREAM,
     WorkerCall,
-    ask,
-    good,
+    fetch,
     kind,
     post,
     read_reply,
     relay,
+    send_ok,
     until,
     worker,
 )
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.usefixtures("both_paths")
 async def test_a_stale_connection_is_replaced_silently(how: str) -> None:
     async def script(call: WorkerCall) -> None:
         if call.serial == 0:
-            await call.say(OK)
+            await call.send(OK)
         else:
             getattr(call, how)()  # closed just when the next request came
 
     async with worker(script) as w, relay(w.port) as r:
         for _ in range(3):
-            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+            assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
         assert [outcome.error for outcome in r.outcomes] == [None] * 3
         assert (w.connections, len(w.calls)) == (3, 5)
 
@@ -51,14 +51,14 @@ async def test_a_stale_connection_is_replaced_silently(how: str) -> None:
 async def test_a_request_to_be_sent_once_is_not_repeated_on_another_connection(how: str) -> None:
     async def script(call: WorkerCall) -> None:
         if call.serial == 0:
-            await call.say(OK)
+            await call.send(OK)
         else:
             getattr(call, how)()
 
     async with worker(script) as w, relay(w.port) as r:
         r.once = True
-        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
-        assert b" 502 " in await ask(r.port, post())
+        assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
+        assert b" 502 " in await fetch(r.port, post())
         assert [(kind(o.error), o.stale) for o in r.outcomes[1:]] == [("early_close", True)]
         assert (w.connections, len(w.calls)) == (1, 2)
 
@@ -68,21 +68,21 @@ async def test_a_request_above_the_connection_limit_fails_and_others_continue() 
 
     async def slow(call: WorkerCall) -> None:
         await go.wait()
-        await call.say(OK)
+        await call.send(OK)
 
     async with worker(slow) as w, relay(w.port, limits=RelayLimits(max_connections=2)) as r:
-        tasks = [asyncio.create_task(ask(r.port, post())) for _ in range(2)]
+        tasks = [asyncio.create_task(fetch(r.port, post())) for _ in range(2)]
         await until(lambda: len(w.calls) == 2, "two requests are under way")
-        assert b" 502 " in await ask(r.port, post())
+        assert b" 502 " in await fetch(r.port, post())
         assert kind(r.outcomes[0].error) == "busy"
         go.set()
         assert all(got.endswith(b"ok") for got in await asyncio.gather(*tasks))
 
 
 async def test_an_old_idle_connection_is_not_used() -> None:
-    async with worker(good) as w, relay(w.port, limits=RelayLimits(idle_s=1e-6)) as r:
+    async with worker(send_ok) as w, relay(w.port, limits=RelayLimits(idle_s=1e-6)) as r:
         for _ in range(2):
-            await ask(r.port, post())
+            await fetch(r.port, post())
         await until(lambda: w.connections == 2 and w.gone >= 1, "a fresh one was made")
 
 
@@ -91,11 +91,11 @@ async def test_closing_an_upstream_ends_running_requests() -> None:
         await call.reader.read()
 
     async with worker(silent) as w, relay(w.port) as r:
-        task = asyncio.create_task(ask(r.port, post()))
+        task = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: len(w.calls) == 1, "the request is under way")
         await r.upstreams[0].aclose()
         assert b" 502 " in await task
-        assert b" 502 " in await ask(r.port, post())
+        assert b" 502 " in await fetch(r.port, post())
         assert [kind(outcome.error) for outcome in r.outcomes] == ["early_close", "connect"]
 
 
@@ -119,15 +119,15 @@ async def test_requests_to_a_worker_may_use_tls() -> None:
         r.upstreams[0] = Upstream(
             "127.0.0.1", port, time.monotonic, tls=context(ssl.PROTOCOL_TLS_CLIENT)
         )
-        assert (await ask(r.port, post())).endswith(EVENT * 1000 + b"0\r\n\r\n")
+        assert (await fetch(r.port, post())).endswith(EVENT * 1000 + b"0\r\n\r\n")
         await r.upstreams[0].aclose()
 
 
 async def test_a_worker_without_tls_is_a_connect_error() -> None:
-    async with worker(good) as w, relay() as r:
+    async with worker(send_ok) as w, relay() as r:
         context = ssl.create_default_context()
         r.upstreams.append(Upstream("127.0.0.1", w.port, time.monotonic, tls=context))
-        w_task = asyncio.create_task(ask(r.port, post()))
+        w_task = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: w.connections == 1, "the worker is reached")
         for writer in tuple(w.writers):
             writer.transport.abort()
@@ -161,7 +161,7 @@ async def test_a_kept_client_connection_survives_a_hidden_failure() -> None:
     async def bad(call: WorkerCall) -> None:
         call.hang_up()
 
-    async with worker(bad) as b, worker(good) as g, relay(b.port, g.port) as r:
+    async with worker(bad) as b, worker(send_ok) as g, relay(b.port, g.port) as r:
         reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
         for _ in range(3):
             writer.write(post(close=False))

@@ -20,12 +20,12 @@ from tests.router.relay_support import (
     OK,
     STREAM,
     WorkerCall,
-    ask,
     chunked,
-    good,
+    fetch,
     kind,
     post,
     relay,
+    send_ok,
     served,
     until,
     upstreams_to,
@@ -75,11 +75,11 @@ def deaf_port() -> Iterator[int]:
 )
 async def test_before_the_first_byte_another_worker_takes_over(reply: bytes, expected: str) -> None:
     async def bad(call: WorkerCall) -> None:
-        await call.say(reply)
+        await call.send(reply)
         call.hang_up()
 
-    async with worker(bad) as b, worker(good) as g, relay(b.port, g.port) as r:
-        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+    async with worker(bad) as b, worker(send_ok) as g, relay(b.port, g.port) as r:
+        assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
         first, second = r.outcomes
         assert kind(first.error) == expected
         assert first.retryable
@@ -89,8 +89,8 @@ async def test_before_the_first_byte_another_worker_takes_over(reply: bytes, exp
 
 async def test_an_unreachable_worker_is_replaced_by_another() -> None:
     with deaf_port() as deaf:
-        async with worker(good) as g, relay(deaf, g.port) as r:
-            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+        async with worker(send_ok) as g, relay(deaf, g.port) as r:
+            assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
             assert kind(r.outcomes[0].error) == "connect"
             assert r.outcomes[0].status is None
 
@@ -109,7 +109,7 @@ async def test_a_connect_that_hangs_is_given_up() -> None:
                 filler.connect_ex(("127.0.0.1", port))
                 fillers.append(filler)
             async with relay(port, timeouts=Timeouts(connect_s=0.05)) as r:
-                assert b" 502 " in await ask(r.port, post())
+                assert b" 502 " in await fetch(r.port, post())
                 assert kind(r.outcomes[0].error) == "timeout_connect"
         finally:
             for filler in fillers:
@@ -123,7 +123,7 @@ async def test_a_worker_that_stops_reading_the_request_exceeds_the_send_timeout(
         listener.listen(8)  # the system accepts connections; no program reads them
         port = listener.getsockname()[1]
         async with relay(port, timeouts=Timeouts(send_s=0.05, first_byte_s=60.0)) as r:
-            assert b" 502 " in await ask(r.port, post(b"x" * (32 << 20)))
+            assert b" 502 " in await fetch(r.port, post(b"x" * (32 << 20)))
             assert kind(r.outcomes[0].error) == "timeout_send"
             assert r.outcomes[0].retryable
 
@@ -134,7 +134,7 @@ async def test_a_broken_reply_never_ends_cleanly(head: bytes, version: bytes) ->
     started = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
-        await call.say(head + (b"" if STREAM in head or b"\r\n\r\nabc" in head else b"o"))
+        await call.send(head + (b"" if STREAM in head or b"\r\n\r\nabc" in head else b"o"))
         await started.wait()
         call.reset()
 
@@ -162,12 +162,12 @@ async def test_a_broken_reply_never_ends_cleanly(head: bytes, version: bytes) ->
 
 async def test_garbage_in_mid_stream_closes_the_clients_connection() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM + EVENT)
+        await call.send(STREAM + EVENT)
         await until(lambda: bool(r.first_bytes_s), "the client has its first byte")
-        await call.say(b"not hex\r\n")
+        await call.send(b"not hex\r\n")
 
     async with worker(script) as w, relay(w.port) as r:
-        got = await ask(r.port, post())
+        got = await fetch(r.port, post())
         assert got.endswith(EVENT)
         assert kind(r.outcomes[0].error) == "garbage"
         assert r.outcomes[0].events == 1
@@ -179,8 +179,12 @@ async def test_a_silent_worker_is_replaced_after_the_first_byte_timeout() -> Non
         await call.reader.read()
 
     times = Timeouts(first_byte_s=0.05)
-    async with worker(script) as w, worker(good) as g, relay(w.port, g.port, timeouts=times) as r:
-        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+    async with (
+        worker(script) as w,
+        worker(send_ok) as g,
+        relay(w.port, g.port, timeouts=times) as r,
+    ):
+        assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
         assert kind(r.outcomes[0].error) == "timeout_first_byte"
         await until(lambda: w.gone == 1, "the worker's connection is closed")
 
@@ -212,11 +216,11 @@ def test_retry_after_is_read_in_all_its_forms(headers: tuple, seconds: float) ->
 
 async def test_a_stream_that_stalls_is_broken_off() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM + EVENT)
+        await call.send(STREAM + EVENT)
         await call.reader.read()
 
     async with worker(script) as w, relay(w.port, timeouts=Timeouts(between_s=0.05)) as r:
-        assert (await ask(r.port, post())).endswith(EVENT)
+        assert (await fetch(r.port, post())).endswith(EVENT)
         assert kind(r.outcomes[0].error) == "timeout_between"
         assert not r.outcomes[0].retryable
 
@@ -224,10 +228,10 @@ async def test_a_stream_that_stalls_is_broken_off() -> None:
 async def test_the_error_reply_of_the_last_worker_reaches_the_client() -> None:
     async def script(call: WorkerCall) -> None:
         reply = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
-        await call.say(reply + chunked(b"over", b"loaded"))
+        await call.send(reply + chunked(b"over", b"loaded"))
 
     async with worker(script) as w, relay(w.port) as r:
-        got = await ask(r.port, post())
+        got = await fetch(r.port, post())
         assert got.startswith(b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 10\r\n")
         assert got.endswith(b"\r\n\r\noverloaded")
         assert r.upstreams[0].idle_connections == 1
@@ -236,12 +240,12 @@ async def test_the_error_reply_of_the_last_worker_reaches_the_client() -> None:
 @pytest.mark.parametrize("body", [b"Content-Length: 90000\r\n\r\n" + b"x" * 90_000, b"\r\nslow"])
 async def test_an_error_reply_too_long_or_too_slow_is_not_kept(body: bytes) -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 500 Oh\r\n" + body)
+        await call.send(b"HTTP/1.1 500 Oh\r\n" + body)
         await call.reader.read()
 
     limits = RelayLimits(held_bytes=1000, held_s=0.05)
     async with worker(script) as w, relay(w.port, limits=limits) as r:
-        assert b" 502 " in await ask(r.port, post())
+        assert b" 502 " in await fetch(r.port, post())
         assert kind(r.outcomes[0].error) == "status_5xx"
         assert r.outcomes[0].held is None
         await until(lambda: w.gone == 1, "the worker's connection is closed")
@@ -256,7 +260,7 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client() -> None:
 
     server = await asyncio.start_server(script, "127.0.0.1", 0, limit=1024)
     async with server, relay(server.sockets[0].getsockname()[1]) as r:
-        got = await ask(r.port, post(b"x" * (1 << 25)))
+        got = await fetch(r.port, post(b"x" * (1 << 25)))
         assert got.startswith(b"HTTP/1.1 413 Too Large\r\n")
         assert r.upstreams[0].idle_connections == 0, "half a request was sent on it"
 
@@ -264,8 +268,8 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client() -> None:
 async def test_a_large_body_arrives_complete() -> None:
     body = bytes(range(256)) * (1 << 15)
 
-    async with worker(good) as w, relay(w.port) as r:
-        assert (await ask(r.port, post(body))).endswith(b"\r\n\r\nok")
+    async with worker(send_ok) as w, relay(w.port) as r:
+        assert (await fetch(r.port, post(body))).endswith(b"\r\n\r\nok")
         assert w.calls[0].body == body
 
 
@@ -277,7 +281,7 @@ async def test_an_exception_in_the_router_is_raised_and_not_charged_to_the_worke
         raise ZeroDivisionError("a bug of ours")
 
     async def script(call: WorkerCall) -> None:
-        await call.say(reply)
+        await call.send(reply)
         await call.reader.read()
 
     caught: list[Exception] = []
@@ -297,9 +301,9 @@ async def test_an_exception_in_the_router_is_raised_and_not_charged_to_the_worke
     loop.set_exception_handler(lambda _, context: reported.append(context))
     async with worker(script) as w, served(handle) as port, upstreams_to(w.port) as (upstream,):
         if b"chunked" in reply:
-            assert (await ask(port, post())).endswith(EVENT), "no second reply in the first"
+            assert (await fetch(port, post())).endswith(EVENT), "no second reply in the first"
         else:
             with pytest.raises(ConnectionResetError):
-                await ask(port, post())
+                await fetch(port, post())
         assert (len(caught), len(reported)) == (1, 1)
         await until(lambda: upstream.open_connections == 0, "the connection is closed")

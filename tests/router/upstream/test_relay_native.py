@@ -23,11 +23,11 @@ from tests.router.relay_support import (
     OK,
     STREAM,
     WorkerCall,
-    ask,
-    good,
+    fetch,
     kind,
     post,
     relay,
+    send_ok,
     served,
     until,
     upstreams_to,
@@ -115,17 +115,17 @@ async def test_events_flow_while_the_event_loop_is_busy() -> None:
 async def test_the_relay_leaks_no_thread_and_no_file() -> None:
     async def script(call: WorkerCall) -> None:
         if call.body == b"{}":
-            await call.say(OK)
+            await call.send(OK)
         elif call.body == b"hang":
             await call.reader.read()
         else:
-            await call.say(STREAM + EVENT)
+            await call.send(STREAM + EVENT)
             call.reset()
 
     async def once() -> None:
         async with worker(script) as w, relay(w.port) as r:
-            await ask(r.port, post())
-            await ask(r.port, post(b"break"))
+            await fetch(r.port, post())
+            await fetch(r.port, post(b"break"))
             _, writer = await asyncio.open_connection("127.0.0.1", r.port)
             writer.write(post(b"hang"))
             await until(lambda: len(w.calls) == 3, "one is under way")
@@ -149,7 +149,7 @@ async def test_stopping_the_thread_ends_running_requests() -> None:
         upstream = NativeUpstream(thread, "127.0.0.1", w.port, time.monotonic)
         async with relay() as r:
             r.upstreams.append(upstream)
-            asking = asyncio.create_task(ask(r.port, post()))
+            asking = asyncio.create_task(fetch(r.port, post()))
             await until(lambda: len(w.calls) == 1, "the request is under way")
             thread.stop()
             thread.stop()
@@ -162,21 +162,21 @@ async def test_stopping_the_thread_ends_running_requests() -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_http_1_0_is_served_by_python(version: bytes) -> None:
-    async with worker(good) as w, relay(w.port) as r:
+    async with worker(send_ok) as w, relay(w.port) as r:
         (upstream,) = r.upstreams
         assert isinstance(upstream, NativeUpstream)
-        assert (await ask(r.port, post(version=version))).endswith(b"ok")
+        assert (await fetch(r.port, post(version=version))).endswith(b"ok")
         assert upstream.thread_connections == (version == b"1.1")
 
 
 async def test_a_host_name_is_resolved_and_all_its_addresses_are_tried() -> None:
-    async with worker(good) as w, relay() as r:
+    async with worker(send_ok) as w, relay() as r:
         thread = NativeRelay()
         # Usually ::1 and 127.0.0.1, and the worker listens at the latter only.
         named = NativeUpstream(thread, "localhost", w.port, time.monotonic)
         unknown = NativeUpstream(thread, "no.such.host.invalid", w.port, time.monotonic)
         r.upstreams[:] = [unknown, named]
-        assert (await ask(r.port, post())).endswith(b"ok")
+        assert (await fetch(r.port, post())).endswith(b"ok")
         assert kind(r.outcomes[0].error) == "connect"
         assert named.thread_connections == 1
         for upstream in (named, unknown):
@@ -189,16 +189,16 @@ async def test_silent_exchanges_are_given_up_and_others_continue() -> None:
 
     async def script(call: WorkerCall) -> None:
         if call.body == b"stream":
-            await call.say(STREAM + EVENT)
+            await call.send(STREAM + EVENT)
             await go.wait()
-            await call.say(b"0\r\n\r\n")
+            await call.send(b"0\r\n\r\n")
         else:
             await call.reader.read()
 
     async with worker(script) as w, relay(w.port) as r:
-        stream = asyncio.create_task(ask(r.port, post(b"stream")))
+        stream = asyncio.create_task(fetch(r.port, post(b"stream")))
         await until(lambda: bool(r.first_bytes_s), "one stream runs")
-        silent = asyncio.create_task(ask(r.port, post()))
+        silent = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: len(w.calls) == 2, "another request waits")
         r.upstreams[0].abandon_silent()
         assert b" 502 " in await silent
@@ -214,7 +214,7 @@ async def test_pending_bytes_are_sent_after_the_end_of_the_reply() -> None:
     body = bytes(range(256)) * (1 << 15)
 
     async def script(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
     async with worker(script) as w, relay(w.port, buffer_bytes=1 << 26) as r:
         reader, writer = await asyncio.open_connection("127.0.0.1", r.port, limit=4096)
@@ -233,19 +233,19 @@ async def test_bytes_on_an_idle_connection_are_never_taken_for_a_reply() -> None
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
 
     async def script(call: WorkerCall) -> None:
-        await call.say(OK)
-        await call.say(evil)
+        await call.send(OK)
+        await call.send(evil)
 
     async with worker(script) as w, relay(w.port, limits=RelayLimits()) as r:
         for _ in range(20):
-            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+            assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
 
 
 async def test_no_bytes_are_written_after_a_cancelled_send() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM)
+        await call.send(STREAM)
         while True:
-            await call.say(EVENT)
+            await call.send(EVENT)
             await asyncio.sleep(0)
 
     read = asyncio.Event()
@@ -277,13 +277,13 @@ async def test_no_bytes_are_written_after_a_cancelled_send() -> None:
 
 
 async def test_a_fallback_to_python_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with worker(good) as w, relay(w.port) as r:
-        await ask(r.port, post())
-        await ask(r.port, post(version=b"1.0"))
+    async with worker(send_ok) as w, relay(w.port) as r:
+        await fetch(r.port, post())
+        await fetch(r.port, post(version=b"1.0"))
         await until(lambda: len(r.outcomes) == 2, "both are answered")
         assert [outcome.fallback_reason for outcome in r.outcomes] == ["", "http_1_0"]
     monkeypatch.setattr(relay_support, "PATH", "python")
-    async with worker(good) as w, relay(w.port) as r:
-        await ask(r.port, post())
+    async with worker(send_ok) as w, relay(w.port) as r:
+        await fetch(r.port, post())
         await until(lambda: bool(r.outcomes), "it is answered")
         assert [outcome.fallback_reason for outcome in r.outcomes] == ["off"]

@@ -12,8 +12,8 @@ import pytest
 from router.http.reply import Outcome, RelayLimits, Timeouts, Usage
 from tests.router.relay_support import (
     WorkerCall,
-    ask,
     chunked,
+    fetch,
     header,
     post,
     read_reply,
@@ -31,12 +31,12 @@ async def once(reply: bytes, request: bytes, close: bool = False) -> tuple[bytes
     """
 
     async def script(call: WorkerCall) -> None:
-        await call.say(reply)
+        await call.send(reply)
         if close:
             call.hang_up()
 
     async with worker(script) as w, relay(w.port) as r:
-        got = await ask(r.port, request)
+        got = await fetch(r.port, request)
         return got, r.outcomes[0], w.calls[0].head
 
 
@@ -51,10 +51,10 @@ async def test_body_and_headers_pass_unchanged_both_ways() -> None:
 
     async def script(call: WorkerCall) -> None:
         seen.append(call)
-        await call.say(reply)
+        await call.send(reply)
 
     async with worker(script) as w, relay(w.port) as r:
-        got = await ask(r.port, post(body, b"Authorization: Bearer k", b"X-A: 1", b"x-a: 2"))
+        got = await fetch(r.port, post(body, b"Authorization: Bearer k", b"X-A: 1", b"x-a: 2"))
     assert got == (
         b"HTTP/1.1 200 Fine By Me\r\nSet-Cookie: a=1\r\nset-cookie: b=2\r\nX-CaSe: \xe9\r\n"
         b"Content-Length: 7\r\nX-Warmroute-Worker: w\r\nConnection: close\r\n\r\n\x00\r\n\r\n\xff."
@@ -145,10 +145,10 @@ async def test_a_4xx_passes_through_and_is_not_charged_to_the_worker(status: int
     reply = b"HTTP/1.1 %d No\r\nContent-Length: 3\r\nRetry-After: 2\r\n\r\nbad" % status
 
     async def script(call: WorkerCall) -> None:
-        await call.say(reply)
+        await call.send(reply)
 
     async with worker(script) as w, relay(w.port) as r:
-        got = await ask(r.port, post())
+        got = await fetch(r.port, post())
         outcome = r.outcomes[0]
         assert not r.first_bytes_s, "a refusal is no first token: it says nothing of speed"
     assert got.startswith(b"HTTP/1.1 %d No\r\n" % status)
@@ -160,41 +160,41 @@ async def test_a_4xx_passes_through_and_is_not_charged_to_the_worker(status: int
 
 async def test_extra_bytes_after_a_reply_only_close_its_connection() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n")
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n")
 
     async with worker(script) as w, relay(w.port) as r:
         for _ in range(3):
-            assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+            assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
         assert w.connections == 3
 
 
 async def test_an_unsolicited_reply_closes_an_idle_connection() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
     async with worker(script) as w, relay(w.port) as r:
-        await ask(r.port, post())
-        await w.calls[0].say(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+        await fetch(r.port, post())
+        await w.calls[0].send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
         await until(lambda: r.upstreams[0].open_connections == 0, "the connection is closed")
-        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+        assert (await fetch(r.port, post())).endswith(b"\r\n\r\nok")
 
 
 async def test_progress_is_reported_at_most_as_often_as_configured() -> None:
     go = asyncio.Event()
 
     async def script(call: WorkerCall) -> None:
-        await call.say(
+        await call.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         for i in range(20):
-            await call.say(b"9\r\ndata: %d\n\n\r\n" % (i % 10))
+            await call.send(b"9\r\ndata: %d\n\n\r\n" % (i % 10))
             await asyncio.sleep(0)
         await go.wait()
-        await call.say(b"0\r\n\r\n")
+        await call.send(b"0\r\n\r\n")
 
     async with worker(script) as w, relay(w.port, limits=RelayLimits(progress_s=3600.0)) as r:
-        task = asyncio.create_task(ask(r.port, post()))
+        task = asyncio.create_task(fetch(r.port, post()))
         await until(lambda: bool(r.first_bytes_s), "the first byte is told before the end")
         assert not r.outcomes
         go.set()
@@ -223,7 +223,7 @@ async def test_many_requests_cut_at_random_places_arrive_unchanged() -> None:
 
     async def script(call: WorkerCall) -> None:
         reply = framed(bodies[call.body])
-        await call.say_in_pieces(
+        await call.send_in_pieces(
             reply, sorted(dice.randrange(len(reply)) for _ in range(dice.randrange(6)))
         )
         if dice.random() < 0.3:

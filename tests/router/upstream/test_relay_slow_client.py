@@ -13,9 +13,9 @@ from tests.router.relay_support import (
     STREAM,
     Worker,
     WorkerCall,
-    good,
     post,
     relay,
+    send_ok,
     until,
     worker,
 )
@@ -41,11 +41,11 @@ async def test_a_slow_client_pauses_the_worker() -> None:
 
     async def script(call: WorkerCall) -> None:
         nonlocal sent
-        await call.say(STREAM)
+        await call.send(STREAM)
         for _ in range(total):
-            await call.say(chunk)
+            await call.send(chunk)
             sent += 1
-        await call.say(b"0\r\n\r\n")
+        await call.send(b"0\r\n\r\n")
 
     async with worker(script) as w, relay(w.port, buffer_bytes=65_536) as r:
         reader, writer = await asyncio.open_connection("127.0.0.1", r.port, limit=4096)
@@ -85,7 +85,7 @@ async def test_a_reply_that_ends_at_a_full_buffer_keeps_its_connection() -> None
             self.finished += 1
 
     sink = Congested()
-    async with worker(good) as w, relay(w.port) as r:
+    async with worker(send_ok) as w, relay(w.port) as r:
         (upstream,) = r.upstreams
         for _ in range(3):
             request = UpstreamRequest("POST", "/", body=b"abc")
@@ -97,9 +97,9 @@ async def test_a_reply_that_ends_at_a_full_buffer_keeps_its_connection() -> None
 
 async def test_a_client_that_stops_reading_is_disconnected() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM)
+        await call.send(STREAM)
         while True:
-            await call.say(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+            await call.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
 
     async with worker(script) as w, relay(w.port, timeouts=Timeouts(client_s=0.1)) as r:
         _, writer = await asyncio.open_connection("127.0.0.1", r.port, limit=4096)
@@ -115,10 +115,10 @@ async def test_a_client_that_stops_reading_is_disconnected() -> None:
 
 async def test_the_wait_for_a_slow_client_is_not_charged_to_the_worker() -> None:
     async def script(call: WorkerCall) -> None:
-        await call.say(STREAM)
+        await call.send(STREAM)
         for _ in range(400):
-            await call.say(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
-        await call.say(b"0\r\n\r\n")
+            await call.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+        await call.send(b"0\r\n\r\n")
 
     times = Timeouts(between_s=0.1)
     async with worker(script) as w, relay(w.port, timeouts=times) as r:

@@ -15,7 +15,7 @@ from router.record.facts import framed, records
 from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
 from tests.router.core.core_world import stored
-from tests.router.record.record_play_support import Desk
+from tests.router.record.record_play_support import RecordedDispatcher
 from tests.simulator.cli_support import FLEET, REQUESTS, Run, run, trace
 
 __all__ = ["run"]
@@ -168,7 +168,7 @@ def test_every_command_has_help_that_fits_the_terminal(run: Run) -> None:
 def test_check_facts_distinguishes_good_changed_and_damaged_recordings(
     run: Run, tmp_path: Path
 ) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     for worker_id in range(3):
         desk.join(worker_id)
     desk.events(1, 0, stored([1, 2, 3]))

@@ -28,7 +28,7 @@ from router.core.placement.choice import Choice
 from router.core.workers.mirror import ANSWERS
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World, names_of, stored, tokens_of
-from tests.router.record.record_play_support import Desk
+from tests.router.record.record_play_support import RecordedDispatcher
 
 BLOCKS = 10  # of a prompt
 PROMPTS = 100
@@ -356,7 +356,7 @@ def test_a_lying_worker_loses_its_advantage_within_a_fixed_number_of_answers(
 
 
 def test_a_recording_with_a_lying_worker_plays_back(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "facts")
+    desk = RecordedDispatcher(tmp_path / "facts")
     desk.join(0)
     desk.events(0, 0, *(stored(prompt(family)) for family in range(ANSWERS)))
     for number in range(ANSWERS):

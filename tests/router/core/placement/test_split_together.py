@@ -21,7 +21,7 @@ from router.core.workers.ledger import Charge
 from router.core.workers.table import Worker
 from tests.router.core.core_world import BLOCK, World
 from tests.router.property_support import patient
-from tests.router.record.record_play_support import Desk, arrival
+from tests.router.record.record_play_support import RecordedDispatcher, arrival
 from tests.router.replicas.replica_world import Replicas
 
 LONG = list(range(500))
@@ -387,7 +387,7 @@ def test_both_charges_are_released_once_in_random_histories(
 @given(steps=st.lists(st.tuples(st.sampled_from((*ENDS, "ask")), st.integers(0, 7)), max_size=30))
 def test_a_recording_of_concurrent_legs_plays_back(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        desk, count = Desk(Path(folder) / "facts"), 0
+        desk, count = RecordedDispatcher(Path(folder) / "facts"), 0
         for worker_id, role in enumerate(("prefill", "decode", "prefill", "decode")):
             desk.join(worker_id, role=role, **PAIR)
         for what, number in steps:
