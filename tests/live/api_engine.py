@@ -219,7 +219,7 @@ class ApiEngine:
             return web.json_response({"error": error}, status=404)
         if body.get("stream"):
             return await self._stream(request, STREAMS[path](self.model))
-        return web.json_response(self._whole(path, body))
+        return web.json_response(self._complete_answer(path, body))
 
     async def _stream(self, request: web.Request, events: list[bytes]) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -231,7 +231,7 @@ class ApiEngine:
         await reply.write_eof()
         return reply
 
-    def _whole(self, path: str, body: Any) -> Any:
+    def _complete_answer(self, path: str, body: Any) -> Any:
         if path == "/v1/responses":
             return response(self.model, "completed")
         if path == "/v1/messages":

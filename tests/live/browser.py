@@ -140,9 +140,9 @@ class Page:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(told)
             else:
-                self._heard(told["method"], told["params"])
+                self._on_event(told["method"], told["params"])
 
-    def _heard(self, event: str, told: dict[str, Any]) -> None:
+    def _on_event(self, event: str, told: dict[str, Any]) -> None:
         if event == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
             said = [part.get("value", part.get("description")) for part in told["args"]]
             self.complaints.append(f"{told['type']}: {said}")

@@ -78,7 +78,7 @@ class MeetingWorker:
         app.router.add_get("/server_info", self._info)
         app.router.add_post("/pd_role_switch", self._switch)
         for path in ("/v1/completions", "/v1/chat/completions"):
-            app.router.add_post(path, self._asked)
+            app.router.add_post(path, self._serve)
         bootstrap.router.add_get("/query", self._query)
         bootstrap.router.add_post("/fetch", self._fetch)
         options = {"handler_cancellation": True}
@@ -116,7 +116,7 @@ class MeetingWorker:
     async def _query(self, request: web.Request) -> web.Response:
         raise web.HTTPNotFound
 
-    async def _asked(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.bodies.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})

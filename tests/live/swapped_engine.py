@@ -63,7 +63,7 @@ class SwappedEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._well)
         app.router.add_get("/version", self._version)
-        app.router.add_post("/v1/completions", self._asked)
+        app.router.add_post("/v1/completions", self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
@@ -90,7 +90,7 @@ class SwappedEngine:
         self.asked += 1
         return web.json_response({"version": request.app[_VERSION]})
 
-    async def _asked(self, request: web.Request) -> web.Response:
+    async def _serve(self, request: web.Request) -> web.Response:
         own = request.app[_VERSION]
         if own != self.version:
             raise web.HTTPGone

@@ -14,7 +14,7 @@ import pytest
 
 from tests.effort import QUICK
 from tests.live.stack import MODEL, Stack, running, until
-from tests.live.told_engine import EVENTS, JSON, PAGE, TOLD, ToldEngine
+from tests.live.told_engine import ANSWER_HEADER, EVENTS, JSON, PAGE, NamedAnswerEngine
 from tests.router.http.answer_bodies import (
     BAD_STREAMS,
     BAD_WHOLE,
@@ -63,7 +63,7 @@ async def answering_stack(tmp_path: Path, always: list[str], *router: str) -> As
     """Yield a router with engines that give the answer that a request's header names, or always the
     given answer.
     """
-    engines = [ToldEngine(cases(), each) for each in always]
+    engines = [NamedAnswerEngine(cases(), each) for each in always]
     async with running(tmp_path, workers=0, router=router) as stack:
         try:
             for engine in engines:
@@ -78,7 +78,7 @@ async def answering_stack(tmp_path: Path, always: list[str], *router: str) -> As
 async def ask(stack: Stack, path: str, name: str, **fields: Any) -> tuple[int, bytes]:
     body = BODY | {"stream": name.startswith("s-")} | fields
     url = f"{stack.url}{path}"
-    async with stack.http.post(url, json=body, headers={TOLD: name}) as reply:
+    async with stack.http.post(url, json=body, headers={ANSWER_HEADER: name}) as reply:
         return reply.status, await reply.read()
 
 

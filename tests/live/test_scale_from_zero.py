@@ -45,12 +45,12 @@ class Autoscaler:
         idle = 0
         while True:
             if self.engine is None:
-                if await self._asked(WAKE) > 0:
+                if await self._query(WAKE) > 0:
                     name = f"engine-{len(self.changes)}"
                     self.engine = await self.programs.start(name, "engine", self.flags)
                     self.changes.append("started")
                     idle = 0
-            elif await self._asked(BUSY) > 0:
+            elif await self._query(BUSY) > 0:
                 idle = 0
             elif (idle := idle + 1) >= IDLE_LOOKS:
                 engine, self.engine = self.engine, None
@@ -59,7 +59,7 @@ class Autoscaler:
                 await engine.process.wait()
             await asyncio.sleep(0.25)
 
-    async def _asked(self, expr: str) -> float:
+    async def _query(self, expr: str) -> float:
         """Return the value of a Prometheus query. Fails if there is no series, because an
         autoscaler would then do nothing.
         """

@@ -417,11 +417,11 @@ async def test_a_role_that_contradicts_sglangs_own_is_reported(tmp_path: Path) -
         async with stack.http.post(f"{stack.admin}/workers", json=spec) as reply:
             worker_id = (await reply.json())["id"]
 
-        async def told() -> bool:
+        async def is_reported() -> bool:
             trouble = (await stack.row(worker_id))["trouble"]
             return "--disaggregation-mode decode" in (trouble or "")
 
-        await until(told, "the contradiction to be named")
+        await until(is_reported, "the contradiction to be named")
 
 
 @ENGINES
@@ -495,10 +495,10 @@ async def test_both_workers_soon_stop_when_their_client_disconnects(
             left_s = time.monotonic()
             asking.cancel()
 
-            async def told() -> bool:
+            async def both_stopped() -> bool:
                 return bool(first.left_s and second.left_s)
 
-            await until(told, "both workers to know")
+            await until(both_stopped, "both workers to know")
             return max(first.left_s[-1], second.left_s[-1]) - left_s
 
         for _ in range(10 if QUICK else 200):

@@ -10,12 +10,12 @@ from aiohttp import web
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL
 
-TOLD = "x-told"  # the name of an answer
+ANSWER_HEADER = "x-told"  # the name of an answer
 EVENTS, JSON, PAGE = "text/event-stream", "application/json", "text/html"
 
 
 @dataclass
-class ToldEngine:
+class NamedAnswerEngine:
     """An engine that gives the answer that a request's header names. Lifetime: test."""
 
     answers: dict[str, tuple[str, bytes]]  # name -> content type, body
@@ -50,7 +50,7 @@ class ToldEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()
-        told = request.headers[TOLD]
+        told = request.headers[ANSWER_HEADER]
         self.asked[told] += 1
         kind, body = self.answers[self.always or told]
         if kind != EVENTS:
