@@ -31,7 +31,7 @@ async def measure(workers: int) -> dict[str, float]:
             one.answer(0.5)
             await one.second()
         ui = one.router.admin.ui
-        known = await one.told()
+        known = await one.ui_state()
         query = f"?boot={known['boot']}&names={known['frame']['version']}&since="
         found: dict[str, list[float]] = {}
         for _ in range(_ROUNDS):  # in turn, so that a busy moment of the machine affects all
@@ -44,7 +44,7 @@ async def measure(workers: int) -> dict[str, float]:
             await timed(found, "another page", lambda since=since: asked(one, since))
             nothing = f"{query}{ui.sampler.history.taken}"
             await timed(found, "nothing new", lambda nothing=nothing: asked(one, nothing))
-        size = len(ui.told(known["boot"], ui.sampler.history.taken - 1, ui.version) or b"")
+        size = len(ui.ui_state(known["boot"], ui.sampler.history.taken - 1, ui.version) or b"")
         return {"KB": size / 1e3} | {name: statistics.median(ms) for name, ms in found.items()}
 
 

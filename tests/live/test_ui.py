@@ -175,7 +175,7 @@ async def test_a_full_pool_shows_no_error_and_a_dead_worker_no_hits(
             core.counters.rejected("hold_timeout")
         one.state(1, "down")
         await one.second()
-        frame = (await one.told())["frame"]
+        frame = (await one.ui_state())["frame"]
         assert [(share >= 0) for share in frame["workers"]["hits"]] == [True, False, True]
         async with shown(one, tmp_path / "profile", 1280) as page:
             sparks = "[...document.querySelectorAll('.spark')].map((one) => one.textContent)"
@@ -224,7 +224,7 @@ async def test_selecting_a_trunk_highlights_the_workers_that_hold_it(tmp_path: P
                 "document.querySelector('#fleet-said').textContent.includes('lit: ')", "light"
             )
             await page.picture(tmp_path / "lit.png")
-            copies = (await one.told())["frame"]["trunks"]["rows"][0]["copies"]
+            copies = (await one.ui_state())["frame"]["trunks"]["rows"][0]["copies"]
             assert f"lit: {copies} hold" in await page.text("#fleet-said")
             await page.point(box + 300, 5)
             await page.until(

@@ -28,7 +28,9 @@ class Admin:
     url: str
     http: aiohttp.ClientSession
 
-    async def ask(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any]:
+    async def request(
+        self, method: str, path: str, body: Any = None, **kwargs: Any
+    ) -> tuple[int, Any]:
         if body is not None:
             kwargs["json"] = body
         async with self.http.request(method, self.url + path, **kwargs) as reply:
@@ -37,7 +39,7 @@ class Admin:
 
     async def join(self, spec: Any = URL) -> int:
         """Add a worker to the core, although no server listens at its address; return its id."""
-        status, row = await self.ask("POST", "/workers", spec)
+        status, row = await self.request("POST", "/workers", spec)
         assert status == 201, row
         facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)
         self.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))

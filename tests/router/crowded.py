@@ -112,7 +112,7 @@ class Crowd:
         """Advance the history of the status page by one second."""
         self.router.admin.ui.sample()
 
-    async def told(self, query: str = "") -> Any:
+    async def ui_state(self, query: str = "") -> Any:
         """Return the answer of `/ui/state`, or None if its status is 204."""
         async with self.http.get(f"{self.url}/ui/state{query}") as reply:
             assert reply.status in (200, 204), await reply.text()

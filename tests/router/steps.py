@@ -33,7 +33,7 @@ class Steps(Executor):
         return True
 
 
-async def settled() -> None:
+async def run_until_all_wait() -> None:
     """Let the event loop run until every task waits."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ def test_cycles_from_before_settle_are_collected() -> None:
     assert gone() is None
 
 
-def test_new_cycles_are_still_found() -> None:
+def test_new_cycles_are_still_collected() -> None:
     gc.disable()  # as `router.__main__` leaves it while modules are imported
     settle()
     gone = weakref.ref(Knot())

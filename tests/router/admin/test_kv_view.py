@@ -20,7 +20,7 @@ async def view_of(one: Admin, worker_id: int) -> bytes:
 
 async def worker_with_events(one: Admin) -> int:
     """Add a worker whose KV events the test itself sends; return its id."""
-    _, row = await one.ask("POST", "/workers", URL)
+    _, row = await one.request("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
     one.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
     return int(row["id"])
@@ -61,8 +61,8 @@ async def test_an_unknown_or_unrecognized_worker_is_refused(
     query: str, status: int, says: str
 ) -> None:
     async with admin() as one:
-        await one.ask("POST", "/workers", URL)  # where nobody listens
-        got, answer = await one.ask("GET", f"/kv{query}")
+        await one.request("POST", "/workers", URL)  # where nobody listens
+        got, answer = await one.request("GET", f"/kv{query}")
         assert got == status
         assert says in answer["error"]["message"]
 

@@ -101,9 +101,9 @@ async def test_the_hit_rate_is_per_worker_and_decays() -> None:
         expected = sum(r.decision.hit_tokens for r in records)
         expected /= sum(r.decision.prompt_tokens for r in records)
         assert 0 < expected < 1
-        frame = (await one.told())["frame"]
+        frame = (await one.ui_state())["frame"]
         assert frame["workers"]["hits"][0] == pytest.approx(1e3 * expected, abs=1)
         one.answer()
         for _ in range(1_000):  # of which nobody sent anything
             ui.sample()
-        assert (await one.told())["frame"]["workers"]["hits"] == [-1, -1]
+        assert (await one.ui_state())["frame"]["workers"]["hits"] == [-1, -1]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 async def problems_by_kind(one: Crowd) -> dict[str, Any]:
     """Return the problems on the page at `/ui`, by kind."""
     await one.second()
-    return {kind["kind"]: kind for kind in (await one.told())["frame"]["wrong"]}
+    return {kind["kind"]: kind for kind in (await one.ui_state())["frame"]["wrong"]}
 
 
 def pass_time(one: Crowd, seconds: float) -> None:
@@ -53,7 +53,7 @@ async def test_a_worker_that_is_down_is_shown_with_its_reason_and_duration() -> 
         assert row["where"] == one.router.fleet.members[2].spec.name
         assert "nobody listens there" in row["why"]
         assert 90.0 <= row["for_s"] < 120.0
-        frame = (await one.told())["frame"]
+        frame = (await one.ui_state())["frame"]
         assert "nobody listens there" in frame["troubles"]["2"]
         one.state(2, "ready")
         assert await problems_by_kind(one) == {}
@@ -66,7 +66,7 @@ async def test_of_a_thousand_workers_down_a_few_are_listed_and_all_counted() -> 
         told = await problems_by_kind(one)
         assert told["down"]["count"] == 900
         assert len(told["down"]["rows"]) == 8
-        frame = (await one.told())["frame"]
+        frame = (await one.ui_state())["frame"]
         assert len(frame["troubles"]) == 100
 
 
@@ -115,7 +115,7 @@ async def test_refusals_of_the_last_minute_are_counted_by_cause(
             assert row["where"] == code
             assert row["why"].startswith("7 requests in the last minute: ")
         one.router.admin.ui.problems.look(one.router.dispatcher.clock() + 61.0)
-        told = await one.told()  # of the sample before
+        told = await one.ui_state()  # of the sample before
         assert one.router.admin.ui.problems.shown(0.0)["wrong"] == []
 
 

@@ -22,20 +22,20 @@ from tests.router.crowded import Crowd, crowd
 async def test_a_page_gets_everything_once_and_then_only_changes() -> None:
     async with crowd(3) as one:
         await one.second()
-        first = await one.told()
+        first = await one.ui_state()
         assert first["columns"] == list(COLUMNS)
         assert [name[0] for name in first["names"]] == [0, 1, 2]
         assert len(first["history"]) == first["frame"]["sample"] == 1
         known = f"?boot={first['boot']}&since=1&names={first['frame']['version']}"
-        assert await one.told(known) is None
+        assert await one.ui_state(known) is None
         await one.second()
         await one.second()
-        more = await one.told(known)
+        more = await one.ui_state(known)
         assert "names" not in more
         assert (more["frame"]["sample"], len(more["history"])) == (3, 2)
         one.join()
         await one.second()
-        joined = await one.told(known.replace("since=1", "since=3"))
+        joined = await one.ui_state(known.replace("since=1", "since=3"))
         assert len(joined["names"]) == len(joined["frame"]["workers"]["state"]) == 4
         assert len(joined["history"]) == 1
 
@@ -43,10 +43,10 @@ async def test_a_page_gets_everything_once_and_then_only_changes() -> None:
 async def test_a_page_from_before_a_restart_gets_everything_again() -> None:
     async with crowd(2) as one:
         await one.second()
-        told = await one.told("?boot=another&since=800&names=9")
+        told = await one.ui_state("?boot=another&since=800&names=9")
         assert len(told["history"]) == 1
         assert len(told["names"]) == 2
-        later = await one.told(f"?boot={told['boot']}&since=999999999999999&names=1")
+        later = await one.ui_state(f"?boot={told['boot']}&since=999999999999999&names=1")
         assert later["history"] == []
 
 
@@ -68,7 +68,7 @@ async def test_the_columns_agree_with_the_workers_endpoint() -> None:
         one.router.fleet.add(parse_worker_spec("http://127.9.0.1:9"))
         one.router.fleet.leave(one.router.fleet.members[6], "test")
         await one.second()
-        told = await one.told()
+        told = await one.ui_state()
         columns = told["frame"]["workers"]
         async with one.http.get(f"{one.url}/workers") as reply:
             rows = (await reply.json())["workers"]
@@ -99,13 +99,13 @@ async def test_decisions_are_counted_and_show_their_tenant() -> None:
         for n in range(50):
             await one.send(tenant=f"team-{n}")
         await one.second()
-        told = (await one.told())["frame"]["decisions"]
+        told = (await one.ui_state())["frame"]["decisions"]
         assert told["added"] == 50
         assert [row["tenant"] for row in told["rows"]] == [f"team-{n}" for n in range(49, 9, -1)]
         assert told["outcomes"] == [[None, None, None]] * 50
         one.answer(0.1)  # the oldest five
         await one.second()
-        told = (await one.told())["frame"]["decisions"]
+        told = (await one.ui_state())["frame"]["decisions"]
         assert all(s > 0 and of > tokens >= 0 for s, tokens, of in told["outcomes"][-5:])
         assert told["outcomes"][:-5] == [[None, None, None]] * 45
 
@@ -115,7 +115,7 @@ async def test_holders_of_a_trunk_are_the_workers_that_have_its_blocks() -> None
         for n in range(60):
             await one.send(f"session-{n}")
         await one.second()
-        told = (await one.told())["frame"]["trunks"]
+        told = (await one.ui_state())["frame"]["trunks"]
         assert told["followed"]
         caches = one.router.dispatcher.core.caches
         assert told["rows"]
@@ -139,18 +139,18 @@ async def test_several_pages_share_one_frame_and_without_pages_none_is_made(
             await one.second()
         assert not made
         for _ in range(4):
-            await one.told()
+            await one.ui_state()
         assert len(made) == 1
         await one.second()
         for _ in range(4):
-            await one.told()
+            await one.ui_state()
         assert len(made) == 2
 
 
 async def test_a_router_without_workers_still_has_a_page() -> None:
     async with crowd(0, policy="warmset") as one:
         await one.second()
-        told = await one.told()
+        told = await one.ui_state()
         assert told["names"] == told["frame"]["workers"]["state"] == []
         assert told["history"][0][COLUMNS.index("imbalance")] is None
         assert told["frame"]["readiness"]["ready"] is False
@@ -187,7 +187,7 @@ async def test_replicas_are_shown_if_there_are_any() -> None:
             {"name": "b", "age_s": 0.5, "stale": False}
         ]
         await one.second()
-        assert (await one.told())["frame"]["replicas"][0]["name"] == "b"
+        assert (await one.ui_state())["frame"]["replicas"][0]["name"] == "b"
 
 
 async def test_the_page_needs_no_key_but_its_data_does(tmp_path: Path) -> None:

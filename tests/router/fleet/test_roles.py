@@ -329,20 +329,20 @@ async def test_a_pool_with_one_role_missing_is_not_ready_and_gives_the_reason() 
             tell(WorkerChange(0.0, number, "ready", facts))
 
         join(100, facts_of("prefill", "g", False))
-        status, shown = await one.ask("GET", "/ready")
+        status, shown = await one.request("GET", "/ready")
         why = "the model 'm' cannot be served: nobody of the group 'g' decodes: 1 have the role"
         assert status == 503
         assert shown["reasons"][0].startswith(why)
         assert "nobody of the group 'g' decodes" in shown["halves_missing"]["m"][0]
         one.router.service.tell_halves()
         join(101, replace(facts_of("both", None, True), models=("other",)))
-        assert (await one.ask("GET", "/ready"))[0] == 200
-        status, shown = await one.ask("GET", "/ready?model=m")
+        assert (await one.request("GET", "/ready"))[0] == 200
+        status, shown = await one.request("GET", "/ready?model=m")
         assert status == 503
         assert shown["reasons"][0].startswith(why)
         tell(WorkerChange(0.0, 101, "gone"))
         join(102, facts_of("decode", "g", False))
-        status, shown = await one.ask("GET", "/ready?model=m")
+        status, shown = await one.request("GET", "/ready?model=m")
         assert (status, "halves_missing" in shown) == (200, False)
 
 

@@ -21,7 +21,7 @@ def test_a_client_error_has_openais_shape() -> None:
     }
 
 
-def test_absent_parts_are_null() -> None:
+def test_absent_error_fields_are_null() -> None:
     assert json.loads(error_body("no", "server_error"))["error"] == {
         "message": "no",
         "type": "server_error",

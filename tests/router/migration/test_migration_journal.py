@@ -143,7 +143,7 @@ def test_a_worker_may_die_after_any_byte(chat: bool) -> None:
         assert said == b"".join(engine.stream(body, PROMPT, 9)), f"died after {death} bytes"
 
 
-def test_an_untouched_stream_keeps_its_comments_and_unknown_fields() -> None:
+def test_an_unmoved_stream_keeps_its_comments_and_unknown_fields() -> None:
     relay = Relay(request(False, 2), "warmroute")
     event = (
         b'data: {"id":"a","x":[1],"choices":[{"index":0,"text":"a","token_ids":[7],"y":{}}]}\n\n'

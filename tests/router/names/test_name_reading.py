@@ -77,7 +77,7 @@ async def test_keys_are_checked_against_both_names_and_a_model_is_required() -> 
             await read(router, b'{"input":"x"}')
 
 
-async def test_a_long_body_is_renamed_too() -> None:
+async def test_the_model_in_a_long_body_is_renamed() -> None:
     long = BODY.replace(b'"x"', b'"%b"' % (b"x" * 200_000))
     async with router_of(NAMES) as router:
         found = await read(router, long)

@@ -35,7 +35,7 @@ class CopyRequester:
         return [one.peer for one in said]
 
 
-def test_peers_are_asked_in_turn_until_none_is_left() -> None:
+def test_peers_are_tried_in_turn_until_none_is_left() -> None:
     requester = CopyRequester("a@1", "b@1", "c@1")
     first = requester.requested_peers(0.0)
     assert requester.requested_peers(0.1) == []
@@ -71,7 +71,7 @@ def test_only_complete_copies_from_the_requested_peer_are_used() -> None:
     assert len(requester.got) == 1
 
 
-def test_without_peers_or_link_the_answer_is_none() -> None:
+def test_without_peers_or_a_link_no_copy_is_returned() -> None:
     alone = CopyRequester()
     assert alone.requested_peers(0.0) == []
     cut = CopyRequester("a@1")
@@ -137,7 +137,7 @@ def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
     assert filled == []
 
 
-def test_copies_wait_for_credit() -> None:
+def test_copies_wait_for_the_send_budget() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": LentWorker()}, filled)
     lender.asked("w")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.request.in_turn import InTurn
 from tests.router.property_support import patient
-from tests.router.steps import Steps, settled
+from tests.router.steps import Steps, run_until_all_wait
 
 
 async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int]]:
@@ -31,9 +31,9 @@ async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int
     tasks = []
     for step in range(sum(jobs_of) + max(begins, default=0) + 1):
         tasks += [asyncio.create_task(request(i)) for i, at in enumerate(begins) if at == step]
-        await settled()
+        await run_until_all_wait()
         steps.step()
-    await settled()
+    await run_until_all_wait()
     await asyncio.gather(*tasks)
     return done
 
@@ -85,7 +85,7 @@ async def test_finished_jobs_leave_no_memory(fails: bool) -> None:
             except ZeroDivisionError:
                 assert fails
             del work
-            await settled()
+            await run_until_all_wait()
         assert seen() is None
     finally:
         gc.enable()
@@ -102,13 +102,13 @@ async def test_the_job_of_a_client_that_left_is_dropped_immediately() -> None:
 
     task = asyncio.create_task(line.run(0, work))
     stays = asyncio.create_task(line.run(1, lambda: done.append("stays")))
-    await settled()
+    await run_until_all_wait()
     task.cancel()
     del work, body
-    await settled()
+    await run_until_all_wait()
     assert task.cancelled()
     assert seen() is None, "its body must not stay until a thread comes to it"
     while steps.step():
-        await settled()
+        await run_until_all_wait()
     assert done == ["stays"]
     assert stays.done()

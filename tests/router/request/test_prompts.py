@@ -137,7 +137,7 @@ async def test_unusual_text_is_no_error(executor) -> None:
         assert (await read(scanned, executor)).tokens >= 1
 
 
-async def test_with_a_tokenizer_text_and_chats_are_exact(executor) -> None:
+async def test_text_and_chats_are_exact_with_a_tokenizer(executor) -> None:
     words = WordTokenizer(1000)
     prompt = await read(completion("one two three four"), executor, words)
     ids = np.array(words.encode("one two three four"), dtype=np.int32)

@@ -18,7 +18,7 @@ from router.body.paths import PATHS
 from router.http.parser import Fields
 from router.keys.key_file import KeyTerms
 from router.settings.schema import Config
-from tests.router.steps import Steps, settled
+from tests.router.steps import Steps, run_until_all_wait
 from tests.tokenizer_folder import write_model
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -62,10 +62,10 @@ async def ends(router: Router, steps: Steps, path: str, bodies: list[bytes]) -> 
         ended[number] = done
 
     tasks = [asyncio.create_task(read(*numbered)) for numbered in enumerate(bodies)]
-    await settled()
+    await run_until_all_wait()
     while steps.step():
         done += 1
-        await settled()
+        await run_until_all_wait()
     await asyncio.gather(*tasks)
     return [ended[number] for number in range(len(bodies))]
 
@@ -97,10 +97,10 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one(monkeypatch, tmp_path
             )
             for body in (body_of(COMPLETIONS, 1), b'{"model": "m", "prompt": "hi"}')
         ]
-        await settled()
+        await run_until_all_wait()
         assert short.step()
-        await settled()
+        await run_until_all_wait()
         assert [task.done() for task in tasks] == [False, True]
         while long.step():
-            await settled()
+            await run_until_all_wait()
         await asyncio.gather(*tasks)

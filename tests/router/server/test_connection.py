@@ -194,7 +194,7 @@ async def test_an_answer_within_another_one_closes_the_connection() -> None:
     assert len(statuses(got)) <= 1
 
 
-async def test_limits_hold_within_a_connection() -> None:
+async def test_limits_apply_to_each_request_of_a_connection() -> None:
     assert LIMITS.body_bytes < 1 << 21
     async with serving(echo_body) as it:
         big = head(b"Content-Length: %d" % (1 << 21)) + b"x" * (1 << 21)

@@ -263,7 +263,7 @@ def test_a_reload_may_change_the_state_url_but_not_add_or_remove_it():
     assert row.endswith("| to another; not from none or to none |")
 
 
-def test_fixed_keys_exist():
+def test_keys_that_need_a_restart_exist():
     assert set(FIXED) <= set(keys_of(Config))
 
 

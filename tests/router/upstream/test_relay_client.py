@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_while_connecting_leaks_no_connection() -> No
         await until(lambda: idle.open_connections == idle.idle_connections, "all are idle")
 
 
-async def test_a_handler_that_fails_after_a_reply_adds_nothing_to_it() -> None:
+async def test_a_handler_that_fails_after_a_reply_sends_no_more_bytes() -> None:
     async def handle(request: Request) -> Answer:
         reply = ClientReply(request)
         reply.head(ReplyHead(200, b"OK", ((b"Content-Length", b"2"),), Framing.LENGTH, 2))

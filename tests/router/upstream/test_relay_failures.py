@@ -73,7 +73,9 @@ def deaf_port() -> Iterator[int]:
         (b"HTTP/1.1 504 Oh\r\n\r\nuntil the end", "status_5xx"),
     ],
 )
-async def test_before_the_first_byte_another_worker_takes_over(reply: bytes, expected: str) -> None:
+async def test_a_failure_before_the_first_byte_is_retried_at_another_worker(
+    reply: bytes, expected: str
+) -> None:
     async def bad(call: WorkerCall) -> None:
         await call.send(reply)
         call.hang_up()
