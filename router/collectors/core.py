@@ -88,7 +88,8 @@ def _decisions(core: RouterCore) -> Iterator[Metric]:
     counted = core.counters
     yield counters(
         "warmroute_decisions",
-        "Requests sent to a worker, retries included, by the policy that chose it and the reason",
+        "Requests sent to a worker, retries included, by the policy that chose the worker and the "
+        "reason",
         "policy reason",
         counted.decisions,
     )
@@ -157,9 +158,8 @@ def _prompts(prompts: PromptReader) -> Iterator[Metric]:
     lines = prompts.attributions
     yield counters(
         "warmroute_attribution_lines",
-        "Requests with Claude Code's attribution line: the `same` line as the "
-        "session's request before, or a `changed` one, after which some engines reuse "
-        "nothing of their cache",
+        "Requests with Claude Code's attribution line: the `same` line as the session's request "
+        "before, or a `changed` line, after which some engines reuse nothing of their cache",
         "line",
         {"same": lines.same, "changed": lines.changed},
     )
@@ -168,7 +168,7 @@ def _prompts(prompts: PromptReader) -> Iterator[Metric]:
 def _requests(core: RouterCore) -> Iterator[Metric]:
     yield gauge(
         "warmroute_inflight_requests",
-        "Requests that the router has accepted and not finished, held ones included",
+        "Requests that the router has accepted and not finished, including held requests",
         core.inflight_requests,
     )
     yield gauge(

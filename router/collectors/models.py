@@ -40,13 +40,13 @@ def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
     )
     yield gauges(
         "warmroute_ready_workers",
-        "Workers that answer; 0 if they cannot serve a request because a role is missing",
+        "Workers that answer; 0 if the workers cannot serve a request because a role is missing",
         "model",
         of(waiting.ready_workers),
     )
     yield counters(
         "warmroute_incoming_requests",
-        "Requests that arrived for a known model, refused ones included",
+        "Requests that arrived for a known model, including refused requests",
         "model",
         {**of(lambda model: 0), **waiting.requests},
     )

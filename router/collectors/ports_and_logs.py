@@ -28,8 +28,8 @@ def server_metrics(server: HttpServer) -> Iterator[Metric]:
     )
     yield counter(
         "warmroute_server_deferred",
-        "Connections of addresses whose requests are often refused. The server reads "
-        "them after others",
+        "Connections of addresses whose requests are often refused. The server reads these "
+        "connections after other connections",
         server.deferred,
     )
     yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
@@ -75,8 +75,8 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
     )
     yield gauges(
         "warmroute_tokenizer_exact",
-        "1 while the router matches the model's prompts by tokens; 0 while by text, "
-        "because tokens differed",
+        "1 while the router matches the model's prompts by tokens; 0 while the router matches by "
+        "text, because tokens differed",
         "model",
         {model: 1 if trusted else 0 for model, trusted in exact.items()},
     )

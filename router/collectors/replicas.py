@@ -39,7 +39,8 @@ def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:
     )
     yield gauge(
         "warmroute_former_requests",
-        "Unfinished requests of these former routers, which this router charges to their workers",
+        "Unfinished requests of the routers before this one, which this router charges to their "
+        "workers",
         requests,
     )
 

@@ -45,8 +45,8 @@ def session_metrics(core: RouterCore) -> Iterator[Metric]:
     waiting = core.held.standings()
     yield gauges(
         "warmroute_held_sessions",
-        "Requests that wait at the router now, by their session: `new`, `cold` (it "
-        "lost its cache) or `warm`",
+        "Requests that wait at the router now, by their session: `new`, `cold` (the session lost "
+        "its cache) or `warm`",
         "standing",
         {standing: waiting[standing] for standing in get_args(Standing)},
     )
@@ -101,7 +101,7 @@ def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
     yield gauge("warmroute_hot_trunks", "Trunks that more than one worker should hold", hot)
     yield counter(
         "warmroute_replaced_trunks",
-        "Trunks that the router dropped for another one, because it tracks at most 256",
+        "Trunks that the router dropped for another trunk, because the router tracks at most 256",
         0 if trunks is None else trunks.replaced,
     )
     demand, copies, wanted = (

@@ -20,7 +20,7 @@ def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
     rows = {**counts.rows, OTHERS: counts.others}
     yield counters(
         "warmroute_tenant_requests",
-        "Requests that the tenant began. `(others)` is all tenants but the 50 busiest",
+        "Requests that the tenant began. `(others)` stands for all tenants except the 50 busiest",
         "tenant",
         {tenant: row.requests for tenant, row in rows.items()},
     )
@@ -56,14 +56,15 @@ def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
     held = list(core.held)
     yield gauges(
         "warmroute_held_by_priority",
-        "Requests that wait at the router now, of the 10 most frequent priorities and "
-        "all `(others)`",
+        "Requests that wait at the router now, for each of the 10 most frequent priorities and "
+        "for all `(others)`",
         "priority",
         _greatest(Counter(str(one.arrival.priority) for one in held), _PRIORITIES_SHOWN),
     )
     yield gauges(
         "warmroute_held_by_tenant",
-        "Requests that wait at the router now, of the 20 tenants with the most and all `(others)`",
+        "Requests that wait at the router now, for each of the 20 tenants with the most and for "
+        "all `(others)`",
         "tenant",
         _greatest(Counter(one.arrival.tenant or "" for one in held), _TENANTS_SHOWN),
     )
@@ -85,7 +86,8 @@ def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
     )
     yield gauges(
         "warmroute_queued_prompt_tokens",
-        "Prompt tokens that are not computed yet, of requests `sent` to workers and of `held` ones",
+        "Prompt tokens that are not computed yet, of requests that are `sent` to workers, and of "
+        "`held` requests",
         "where",
         {"sent": core.admission.drain.queued_tokens, "held": core.held.tokens},
     )

@@ -30,8 +30,9 @@ def render_metrics(renderers: Renderers, rendered: RenderedPrompts) -> Iterator[
     )
     yield counters(
         "warmroute_rendered_prompts",
-        "Prompts that needed a renderer, by the source of their token ids: the `renderer`, "
-        "the `memo` of rendered prompts, that memo for the `beginning` only, or none (`text`)",
+        "Prompts that needed a renderer, by the source of their token ids: the `renderer`, the "
+        "`memo` of rendered prompts, the memo for the `beginning` of the prompt only, or no "
+        "source (`text`)",
         "source",
         {source: rendered.sources[source] for source in SOURCES},
     )

@@ -38,16 +38,16 @@ _GAUGES = {
         "KV tokens of the worker's requests that have their first token"
     ),
     "warmroute_worker_kv_used_tokens": (
-        "KV tokens in use: the worker's latest report, plus what the router sent since. Absent "
-        "if the worker reports none"
+        "KV tokens in use: the worker's latest report, plus the tokens that the router sent since. "
+        "The metric is absent if the worker reports no use"
     ),
     "warmroute_worker_kv_capacity_tokens": (
-        "KV tokens that fit into the worker's cache, as reported or learned from evictions. "
-        "Absent if unknown"
+        "KV tokens that fit into the worker's cache, as reported or learned from evictions. The "
+        "metric is absent while the capacity is unknown"
     ),
     "warmroute_worker_load_age_seconds": (
-        "Time since the worker's latest load report. The router asks an idle worker every 2 s. "
-        "Absent before the first report"
+        "Time since the worker's latest load report. The router asks an idle worker every 2 s. The "
+        "metric is absent before the first report"
     ),
     "warmroute_worker_prefill_tokens_per_second": "Measured prefill speed of the worker",
     "warmroute_worker_step_seconds": "Measured time of one decode step of the worker",
@@ -59,15 +59,15 @@ _GAUGES = {
         "worker has no KV events"
     ),
     "warmroute_worker_mirrored": (
-        "1 while the router estimates the worker's cache (a mirror), because its KV events are "
-        "unusable. `/workers` says why"
+        "1 while the router estimates the worker's cache (a mirror), because the worker's KV "
+        "events are unusable. `/workers` says why"
     ),
     "warmroute_worker_hit_confidence": (
-        "Share of the worker's expected hits that the router counts: 1, or less if its answers "
-        "report fewer cached tokens"
+        "Share of the worker's expected hits that the router counts: 1, or less if the worker's "
+        "answers report fewer cached tokens"
     ),
     "warmroute_worker_kv_backlog_batches": (
-        "Batches of KV events that wait for missing earlier ones"
+        "Batches of KV events that wait for missing earlier batches"
     ),
     "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent block",
 }
@@ -98,20 +98,20 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     )
     failures = CounterMetricFamily(
         "warmroute_worker_failures",
-        "Failures blamed on the worker: kinds of error, `stalled` or `probe`",
+        "Failures blamed on the worker, by cause: a kind of error, `stalled` or `probe`",
         labels=["worker", "cause"],
     )
     transfers = CounterMetricFamily(
         "warmroute_worker_kv_transfer_faults",
-        "Requests whose KV did not safely reach another worker, as the engine counts "
-        "them: freed before it was read (`expired`), read after that (`late`; the "
-        "answer may be wrong), or not received (`failed`). Only for workers with a "
-        "group",
+        "Requests whose KV did not safely reach another worker, as the engine counts the "
+        "requests: KV freed before a worker read it (`expired`), KV read after it was freed "
+        "(`late`; the answer may be wrong), or KV not received (`failed`). Only workers with a "
+        "group have this metric",
         labels=["worker", "fault"],
     )
     up = GaugeMetricFamily(
         "warmroute_worker_state",
-        "1 for the state that the worker is in",
+        "1 for the present state of the worker",
         labels=["worker", "state"],
     )
     joined: list[Worker] = []
@@ -170,8 +170,8 @@ def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iter
     """Yield the gauge of each worker's hit mode."""
     family = GaugeMetricFamily(
         "warmroute_worker_hit_mode",
-        "1 for how exact the worker's expected hits are: `exact`, `degraded` or "
-        "`approximate`. `cause` says why. Absent while the worker is down",
+        "1 for how exact the worker's expected hits are: `exact`, `degraded` or `approximate`. "
+        "`cause` says why. The metric is absent while the worker is down",
         labels=["worker", "mode", "cause"],
     )
     for member in fleet.members.values():
@@ -187,8 +187,8 @@ def panic_metric(core: RouterCore) -> Metric:
     """
     family = GaugeMetricFamily(
         "warmroute_panic",
-        "1 while most workers of a base model do not answer. Requests then stay where "
-        "they are, and new ones may wait",
+        "1 while most workers of a base model do not answer. While the metric is 1, the router "
+        "moves no request, and new requests may wait",
         labels=["model"],
     )
     panics = core.health.silences.panics
@@ -221,8 +221,8 @@ def role_metrics(keeper: RoleKeeper | None) -> Iterator[Metric]:
         return
     family = GaugeMetricFamily(
         "warmroute_role_work",
-        "Average work of the group's requests in each role over `roles.window_s`, in "
-        "number of workers. Only with `roles.follow`",
+        "Average work of the group's requests in each role over `roles.window_s`, in number of "
+        "workers. This metric needs `roles.follow`",
         labels=["group", "role"],
     )
     for group, (controller, _) in keeper.groups.items():
@@ -249,7 +249,7 @@ def _info(fleet: FleetManager) -> Metric:
     """
     info = GaugeMetricFamily(
         "warmroute_worker_info",
-        "Always 1. The labels say which worker a number is",
+        "Always 1. The labels describe the worker with the number",
         labels=["worker", "url", "engine", "role", "revision"],
     )
     for member in fleet.members.values():
@@ -313,8 +313,8 @@ def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Met
     sources, now_s, name = discovery.sources, fleet.now_s, "warmroute_discovery"
     yield gauges(
         f"{name}_up",
-        "1 if the router can read the source of workers; 0 if it cannot, or if the "
-        "source suddenly lists no worker",
+        "1 if the router can read the source of workers; 0 if the router cannot, or if the source "
+        "suddenly lists no worker",
         "source",
         {key: 0 if one.trouble or not one.heard else 1 for key, one in sources.items()},
     )
@@ -332,15 +332,15 @@ def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Met
     )
     yield gauges(
         f"{name}_silent_seconds",
-        "Time since the source failed or listed no worker. After `discovery_grace_s` "
-        "the router removes its workers that are down",
+        "Time since the source failed or listed no worker. After `discovery_grace_s` the router "
+        "removes the source's workers that are down",
         "source",
         {key: one.silent_s(now_s) for key, one in sources.items()},
     )
     yield counters(
         f"{name}_changes",
-        "Workers that the source added (`joined`), removed (`left`), or listed again "
-        "soon after it removed them (`flaps`)",
+        "Workers that the source added (`joined`), removed (`left`), or listed again soon after "
+        "the removal (`flaps`)",
         "source change",
         {
             (key, change): getattr(one, change)

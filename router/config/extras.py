@@ -17,7 +17,11 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     moves: Annotated[
         int,
-        Meta(ge=0, le=16, description="how often one stream may move to another worker; 0: never"),
+        Meta(
+            ge=0,
+            le=16,
+            description="maximum number of moves of one stream to another worker; 0: no move",
+        ),
     ] = 0
     stream_tokens: Annotated[
         int,

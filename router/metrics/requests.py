@@ -159,7 +159,7 @@ class RequestMetrics(Collector):
         """Yield all families with their present values."""
         yield counters(
             "warmroute_relayed_requests",
-            "Answers of workers by the path that carried them: `native`, or `python` for "
+            "Answers of workers by the path that carried the answer: `native`, or `python` for "
             "the reason in `why`",
             "path why",
             {("python" if why else "native", why): count for why, count in self._relayed.items()},

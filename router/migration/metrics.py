@@ -26,7 +26,7 @@ class MigrationMetrics:
         self.kept_tokens: Callable[[], int] = int  # token ids of streams under way
         self.gap = PlainHistogram(
             "warmroute_migration_gap_seconds",
-            "Time from the last byte of the lost worker to the first event of the next one",
+            "Time from the last byte of the lost worker to the first event of the next worker",
             _MIGRATION_SECONDS,
         )
 
@@ -34,16 +34,16 @@ class MigrationMetrics:
         """Yield all metric families with their current values."""
         yield counters(
             "warmroute_migrations",
-            "Streams whose worker failed after they had begun, by kind of failure and "
-            "result: `moved`, `closed` (only the end was missing), `unfit` (it could not "
+            "Streams whose worker failed after the stream had begun, by kind of failure and "
+            "result: `moved`, `closed` (only the end was missing), `unfit` (the stream could not "
             "move) or `refused` (no worker took the rest)",
             "result reason",
             _RESULTS | self.ended,  # shown from the beginning
         )
         yield counters(
             "warmroute_migration_unfit",
-            "Streams that could not have moved to another worker, by reason, even if they "
-            "did not need to",
+            "Streams that could not have moved to another worker, by reason, including streams "
+            "that did not need to move",
             "reason",
             {"moves": 0} | self.unfit,
         )

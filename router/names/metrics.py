@@ -67,10 +67,10 @@ class NameMetrics:
         """Yield both metric families with their current values."""
         yield counters(
             "warmroute_name_requests",
-            "Requests that a rule of names sent to a target, by result: `ok`, `refused` "
-            "(4xx), `failed` (also if another revision answered after a failure), "
-            "`elsewhere` (another revision answered, because the target had no free "
-            "worker), `client_left`. Beyond 1,000 targets the labels are `other`",
+            "Requests that a rule of names sent to a target, by result: `ok`, `refused` (4xx), "
+            "`failed` (also if another revision answered after a failure), `elsewhere` (another "
+            "revision answered, because the target had no free worker) or `client_left`. Beyond "
+            "1,000 targets the labels are `other`",
             f"{_LABELS} result",
             self._results,
         )

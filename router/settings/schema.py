@@ -64,8 +64,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ge=1_024,
             le=1 << 30,
             description=(
-                "longest prompt that the router tokenizes, characters; longer prompts "
-                "are placed by their text"
+                "longest prompt that the router tokenizes, characters; the router matches longer "
+                "prompts by their text"
             ),
         ),
     ] = 4 << 20
@@ -441,8 +441,8 @@ class Config(_Section, frozen=True):
         Meta(
             min_length=1,
             description=(
-                "address of the admin port; keep the port private: who reaches the port controls "
-                "the router"
+                "address of the admin port; keep the port private: anyone who reaches the port "
+                "controls the router"
             ),
             extra={"metavar": "ADDRESS"},
         ),
@@ -545,7 +545,7 @@ class Config(_Section, frozen=True):
         str,
         Meta(
             min_length=1,
-            description="policy that decides if `policy` fails; a built-in one without memory",
+            description="policy that decides if `policy` fails; a built-in policy without memory",
         ),
     ] = "least_requests"
     policy_slow_ms: Annotated[
@@ -569,8 +569,8 @@ class Config(_Section, frozen=True):
         Literal["auto", "always", "never"],
         Meta(
             description=(
-                "whether one worker prefills and another decodes, if workers have these roles; "
-                "auto: where the split pays"
+                "whether one worker prefills a request and another decodes it, if workers have "
+                "these roles; auto: if the split pays"
             )
         ),
     ] = "auto"
@@ -580,8 +580,8 @@ class Config(_Section, frozen=True):
             ge=0.0,
             le=60_000.0,
             description=(
-                "time per output token that clients accept, ms; `disaggregation: auto` gives "
-                "workers with running answers only prefills that keep this time; 0: unknown"
+                "time per output token that clients accept, ms; with `disaggregation: auto` "
+                "workers with running answers get only prefills that keep this time; 0: unknown"
             ),
         ),
     ] = 0.0
@@ -691,8 +691,8 @@ class Config(_Section, frozen=True):
         str | None,
         Meta(
             description=(
-                "file of clients' API keys, a line each: KEY TENANT option=value...; "
-                "none: clients need no key"
+                "file of clients' API keys, a line for each key: KEY TENANT option=value...; none: "
+                "clients need no key"
             ),
             extra={"metavar": "FILE"},
         ),
@@ -809,7 +809,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=4_096,
             le=1 << 50,
-            description="size at which the log FILE is renamed to FILE.1, bytes",
+            description="size at which the router renames the log FILE to FILE.1, bytes",
         ),
     ] = 1 << 30
     record: Annotated[
@@ -835,7 +835,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=4_096,
             le=1 << 50,
-            description="size at which the log FILE is renamed to FILE.1, bytes",
+            description="size at which the router renames the log FILE to FILE.1, bytes",
         ),
     ] = 1 << 30
     record_facts: Annotated[

@@ -165,17 +165,17 @@ A source of requests is a file or `gen:NAME?key=value&key=value`. A file may be 
 the format and its keys. [Your traffic in ten minutes](../your-traffic.md) shows the commands for
 each kind of file.
 
-The reader leaves out and counts wrong lines, and prints the first ten. A command fails if more than
-ten lines, and more than one line in a hundred, are wrong; with `--strict` a command fails at the
-first wrong line. The lines of a file must be in order of time. Lines of the router's logs, of chats
-and of spans may be an hour late, and lines of CSV files a second.
+The reader leaves out and counts wrong lines, and prints the first ten wrong lines. A command fails
+if more than ten lines, and more than one line in a hundred, are wrong; with `--strict` a command
+fails at the first wrong line. The lines of a file must be in order of time. Lines of the router's
+logs, of chats and of spans may be an hour late, and lines of CSV files a second.
 
 Text of chats and spans becomes tokens and hashes while the reader reads a line. The reader keeps
 and prints no text. Without `--tokenizer FOLDER` four bytes are one token. A replay prints its
 assumptions below its tables.
 
 Options change a source in this order: `--spread` spreads requests of one instant, then `--skip`,
-`--seconds` and `--requests` select a part (all in recorded time), then `--resample` draws other
+`--seconds` and `--requests` select a part (by recorded time), then `--resample` draws other
 sessions, then `--speed` or `--rate` scales all times and pauses by one factor.
 
 The block size of an engine must divide the number of tokens per hash id of the file, or be a

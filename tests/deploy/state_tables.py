@@ -27,22 +27,22 @@ TABLES: tuple[tuple[Table, str, str], ...] = (
     (
         REQUEST_STATES,
         "`REQUEST_STATES` in `router/request/dispatcher.py`",
-        "These are the states of a request from its arrival to its end. `waiting`: the core has "
-        "not chosen a worker yet. `sent`: a worker has the request. `over`: the core knows how the "
+        "A request has these states from its arrival to its end. `waiting`: the core has not "
+        "chosen a worker yet. `sent`: a worker has the request. `over`: the core knows how the "
         "request ended.",
     ),
     (
         MEMBER_STATES,
         "`MEMBER_STATES` in `router/fleet/member_states.py`",
-        "These are the states of a worker that the router's probes find. For the core, a worker "
-        "that is `serving` or `silent` is `ready` (or `draining` if an operator drains "
-        "the worker); a worker in another state is `down`.",
+        "The router's probes find these states of a worker. For the core, a worker that is "
+        "`serving` or `silent` is `ready` (or `draining` if an operator drains the worker); a "
+        "worker in another state is `down`.",
     ),
     (
         WORKER_STATES,
         "`WORKER_STATES` in `router/core/workers/states.py`",
-        "These are the states of a worker in the core. Only a `ready` worker gets requests; a "
-        "`draining` worker finishes its present requests.",
+        "A worker has these states in the core. Only a `ready` worker gets requests; a `draining` "
+        "worker finishes its present requests.",
     ),
     (
         HEALTH_STATES,
@@ -73,8 +73,10 @@ def diagram_of(table: Table) -> str:
     lines += [f"    {end} --> [*]" for end in ends]
     text = "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
     if unmoved:
-        stays = "; ".join(f"`{state}` ({', '.join(events)})" for state, events in unmoved.items())
-        text += f"\n\nEvents that change nothing: {stays}."
+        stays = "; ".join(
+            f'in `{state}` "{", ".join(events)}"' for state, events in unmoved.items()
+        )
+        text += f"\n\nThese events do not change the state: {stays}."
     return text
 
 

@@ -33,7 +33,7 @@ def test_each_state_of_a_table_can_be_reached_from_its_first_state() -> None:
 def test_a_diagram_has_one_arrow_per_pair_of_states_with_all_events() -> None:
     text = diagram_of({("a", "x"): "b", ("a", "y"): "b", ("b", "w"): "b", ("b", "z"): "c"})
     assert "    [*] --> a\n    a --> b: x<br/>y\n    b --> c: z\n    c --> [*]" in text
-    assert text.endswith("Events that change nothing: `b` (w).")
+    assert text.endswith('These events do not change the state: in `b` "w".')
     assert "serving --> silent: a probe gets no answer" in diagram_of(MEMBER_STATES)
 
 

@@ -72,15 +72,15 @@ class CodingAgentsKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sessions of coding agents: long prompts that grow, sub-agents and side requests.
 
     With `heavy`, main agents have 107 turns (median) and prompts of some 155,000 tokens, and half
-    of the requests come from sub-agents. With `file`, they have 44 turns and 90,000 tokens, and
-    hardly a sub-agent. A first prompt has 21000*0.35 tokens, or 280000*0.6 in the sessions that are
-    resumed (12 % with `file`, 20 % with `heavy`). Each turn adds 632*1.3 tokens; one turn in 50
-    adds 20 times as many (`file`), or one in 40 adds 150 times as many (`heavy`). Pauses have a
-    median of 1.8 s (log-normal, sigma 1), or of 70 s (sigma 1.7) after 12 % of the answers. A turn
-    that starts sub-agents starts one (70 %) or 2 to 12. In a closed loop sub-agents start when
-    their parent's answer has come, and the parent goes on when all of them have ended (`wait`) or
-    at once. Prompts of more than `limit` tokens are compacted: set it to the context length of your
-    workers.
+    of the requests come from sub-agents. With `file`, main agents have 44 turns, prompts of some
+    90,000 tokens and few sub-agents. A first prompt has 21000*0.35 tokens, or 280000*0.6 in
+    sessions that are resumed (12 % with `file`, 20 % with `heavy`). Each turn adds 632*1.3 tokens;
+    with `file` one turn in 50 adds 20 times as many, with `heavy` one turn in 40 adds 150 times as
+    many. Pauses have a median of 1.8 s (log-normal, sigma 1), or of 70 s (sigma 1.7) after 12 % of
+    the answers. A turn that starts sub-agents starts one sub-agent (70 %) or 2 to 12. In a closed
+    loop sub-agents start when their parent's answer has come, and the parent continues when all
+    its sub-agents have ended (`wait`) or at once. Agents compact prompts of more than `limit`
+    tokens: set `limit` to the context length of your workers.
     """
 
     preset: Annotated[Preset, Meta(description="shape of the sessions: file or heavy")] = "heavy"

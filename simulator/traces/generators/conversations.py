@@ -92,7 +92,7 @@ class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
     """Conversations as in inference-perf's catalogue. A key that is left out has the value of the
     case.
 
-    The cases are, with shared + own tokens, turns, tokens in/out per turn, and pause: chat 1,000 +
+    Each case has shared + own tokens, turns, tokens in/out per turn, and a pause: chat 1,000 +
     4,000, 4, 50/300, 45 s; code 3,000 + 160,000, 2..100, 1,500/425, 15 s; deep_research 2,000 +
     45,000, 15, 3,000/300, 25 s; reasoning 250 + 0, 1, 1,000/8,000; rag 500 + 0, 1, 15,000/500.
     """
@@ -103,11 +103,11 @@ class SessionKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
 
 
 class AgenticKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
-    """Agents with one long prompt that all share, much context of their own, and many quick turns.
+    """Agents that share one long prompt and have much context of their own and many quick turns.
 
     The defaults are 10,000 shared and 6000*0.6 own tokens, 2..20 turns of 1500*0.6 tokens in and
-    90*0.6 out, and 1 s and a log-normal pause of median 3 s (sigma 0.6) between them; some 6,000
-    requests.
+    90*0.6 out, and between turns 1 s and a log-normal pause of median 3 s (sigma 0.6). A source
+    has some 6,000 requests.
     """
 
     sessions: Sessions = 545
@@ -118,8 +118,8 @@ class TenantsKeys(TalkKeys, frozen=True, forbid_unknown_fields=True):
     """Chats of a few large and many small customers, each with a system prompt of its own.
 
     The defaults are 20 tenants (Zipf 1.1) with 2,560 shared tokens each, 1..7 turns of 400*0.6
-    tokens in and 220*0.6 out, and 5 s and a log-normal pause of median 10 s (sigma 0.6) between
-    them; some 6,000 requests.
+    tokens in and 220*0.6 out, and between turns 5 s and a log-normal pause of median 10 s (sigma
+    0.6). A source has some 6,000 requests.
     """
 
     sessions: Sessions = 1500

@@ -252,8 +252,8 @@ class InferencePerfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class LlmdKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of llm-d's published workloads, with its load stages.
 
-    The original tool waits for all answers of a stage before the next stage. Here a long pause does
-    the same, so that no stage inherits the queue of the one before.
+    The original tool waits for all answers of a stage before the next stage. The generator has a
+    long pause between stages instead, so that no stage begins with the queue of the stage before.
     """
 
     case: Annotated[

@@ -63,13 +63,13 @@ KINDS = (
     ("`disconnects`", "lost connections to the publisher of the events"),
     (
         "`dropped_batches`, `dropped_frames`",
-        "batches beyond `limits.events_backlog_batches` during a replay; messages beyond it before "
-        "they are read",
+        "batches beyond `limits.events_backlog_batches` during a replay; messages beyond this "
+        "limit before the router reads them",
     ),
     (
         "`overflows`",
         "times that the events reported more blocks than fit into the worker's cache, and the "
-        "router forgot them all",
+        "router forgot all blocks of the worker",
     ),
     (
         "`orphans`, `duplicates`",
@@ -87,8 +87,9 @@ SECTIONS = (
     ("Waiting requests", "", "held_|holds|predicted_|queued_|reserved_"),
     (
         "Requests by model",
-        "Autoscalers read these. Each [known model](../scale-to-zero.md#known-models) has its "
-        "series from the start. Beyond 1,000 models the label is `(others)`.",
+        "Autoscalers read the metrics of this section. Each [known "
+        "model](../scale-to-zero.md#known-models) has its series from the start. Beyond 1,000 "
+        "models the label is `(others)`.",
         "waiting_|running_|ready_|incoming_|first_worker|models_to",
     ),
     ("Tenants", "Tenants are the owners of [API keys](keys.md).", "tenant_"),
@@ -101,8 +102,8 @@ SECTIONS = (
     ),
     (
         "Sessions and trunks",
-        "All are 0 if the policy does not use sessions. `/trunks` shows "
-        "[trunks](admin.md#what-do-prompts-share) in full.",
+        "The metrics of sessions and trunks are 0 if the policy does not use sessions. `/trunks` "
+        "shows [trunks](admin.md#what-do-prompts-share) in full.",
         "sessions|session_|forgotten_|evicted_|trunk|hot_|replaced_|worker_working",
     ),
     (
@@ -124,7 +125,7 @@ SECTIONS = (
     ),
     (
         "Workers",
-        "The [states](admin.md#workers) of a worker, and [failures](failures.md).",
+        "See the [states](admin.md#workers) of a worker, and [failures](failures.md).",
         "worker_|replies|ejections|panic|refused_",
     ),
     ("Requests", "", "(?!former|paused)"),
