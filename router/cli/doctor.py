@@ -19,20 +19,20 @@ if TYPE_CHECKING:  # its HTTP client is loaded where it is needed: other command
 
 ABOUT = (
     """\
-Why does it not batch? Watches servers under load and names the cause, its numbers, what to change.
+Watch servers under load, and say why a server does not batch and which setting to change.
 
   warmroute doctor http://gpu1:8000                      a Triton, its metrics at 8002
   warmroute doctor http://gpu1:8000,metrics=http://gpu1:9102/metrics
   warmroute doctor http://gpu1:8000 http://gpu2:8000 --router http://127.0.0.1:8081
   warmroute doctor http://127.0.0.1:8000 --probe --measure times.json
 
-Triton (TensorRT-LLM, vLLM, Python backends), vLLM, SGLang and warmroute-engine are known by
-themselves. It only reads, unless --probe lets it send a bounded load, and it judges differences
-between readings: run it while the trouble lasts. An idle pool shows nothing, and is told so.
+The doctor recognizes Triton (TensorRT-LLM, vLLM, Python backends), vLLM, SGLang and
+warmroute-engine. The doctor only reads pages of servers, unless --probe allows a bounded load, and
+compares readings: run the command while the problem lasts. An idle pool shows no cause.
 
-What servers cannot know is given: --router (our router's counts), --log (error texts of clients),
---requests (a request a line, as `infer` takes it), and what requests are like (--max-tokens ...).
-The report says what was not looked at. The causes: docs/triton.md.
+Flags give the facts that servers cannot report: --router (counts of our router), --log (error texts
+of clients), --requests (a request a line, in the form of `infer`) and the size of requests
+(--max-tokens ...). The report lists what the doctor did not examine. docs/triton.md lists causes.
 
 Exit status: 0 nothing to change, 1 something found, 2 a server could not be read.
 

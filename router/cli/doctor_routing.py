@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # its HTTP client is loaded where it is needed
     from router.doctor.routing.findings import RoutingReport
 
 ROUTING_ABOUT = """\
-Why are cache hits zero? With --routing it asks a running router and the engines behind it:
+With --routing the doctor says why cache hits are zero, from a running router and its engines:
 
   warmroute doctor --routing http://127.0.0.1:8081
   warmroute doctor --routing http://127.0.0.1:8081 --requests bodies.jsonl
@@ -26,11 +26,12 @@ Why are cache hits zero? With --routing it asks a running router and the engines
 
   warmroute doctor --routing http://engine:8000
 
-URL is the router's admin port, or an engine's: engines alone are examined then. It only reads.
-Each cause has one sentence, its evidence, and the one flag to change. Several routers: the first
-is examined, the others may use its engines, too. --tokenizer DIR, the router's own, tells a wrong
-tokenizer from a wrong chat template: engines are asked for the tokens of a few fixed prompts.
-The causes: docs/operations.md, or `warmroute doctor --routing URL --causes`.
+URL is the router's admin port, or an engine without a router. The doctor only reads. Each cause has
+one sentence, its evidence, and the flag to change. If you name several routers, the doctor examines
+the first router; the other routers may use the same engines. With --tokenizer DIR, the router's
+folder, the doctor compares the tokens of a few fixed prompts with the engines' tokens, and so
+distinguishes a wrong tokenizer from a wrong chat template. docs/operations.md and
+`warmroute doctor --routing URL --causes` list the causes.
 """
 _NOT_WITH_ROUTING = ("servers", "router", "log", "probe", "measure")
 

@@ -55,7 +55,7 @@ _TOP = (
     ),
     KeyGroup(
         "tokens",
-        "How the router gets the token ids of prompts. They must be the ids that the engines make.",
+        "How the router gets the token ids of prompts, which must equal the engines' ids.",
         (
             *("tokenizer", "tokenizer_mode", "harmony_date", "chat_content_format"),
             *("chat_template_kwargs", "chat_drops_unused_tools", "render", "renderers"),
@@ -90,25 +90,25 @@ _TOP = (
     ),
     KeyGroup(
         "restarts and replicas",
-        "What outlives a restart, and what several routers share.",
+        "State that outlives a restart, and state that several routers share.",
         ("kv_state", "hot_restart", "state"),
     ),
 )
 
 # One sentence for each section.
 _SECTIONS = {
-    "limits": "Bounds of everything that can grow. A request beyond one gets 400, 413, 429 or 503.",
+    "limits": "Limits of requests and memory. A request beyond a limit gets 400, 413, 429 or 503.",
     "timeouts": "How long the router waits, in seconds, before it gives up.",
     "intervals": "How often the router does its regular work, in seconds.",
-    "ejection": "When a worker that fails requests gets no more of them, and when it may return.",
+    "ejection": "When the router sends a failing worker no more requests, and for how long.",
     "health": "How the router decides by probes whether a worker is alive.",
-    "migration": "Whether a streamed answer goes on at another worker when its worker is lost.",
+    "migration": "Whether another worker continues a streamed answer whose worker is lost.",
     "names": "Model names that clients may use in place of the engines' names.",
     "server": "Bounds of the HTTP server on the client port and the admin port.",
     "tls": "TLS of the client port.",
     "admin_tls": "TLS of the admin port.",
     "workers_tls": "TLS towards workers whose URL begins with https://.",
-    "picker": "The endpoint picker: Envoy or another data plane asks it for a worker (ext_proc).",
+    "picker": "The endpoint picker, which chooses workers for Envoy and gateways (ext_proc).",
     "picker_tls": "TLS of the endpoint picker's port.",
     "recording": "The size and number of the files in the folder `record`.",
     "retries": "When the router sends a failed request to another worker.",
@@ -116,7 +116,7 @@ _SECTIONS = {
     "identity": "How the router finds the session that a request belongs to.",
     "waiting": "Requests that wait for the first worker of their model (scale to zero).",
     "tenants": "How tenants are kept apart.",
-    "replicas": "Several routers in front of the same workers. The key `state` joins them.",
+    "replicas": "Several routers in front of the same workers, joined by the key `state`.",
     "tracing": "OpenTelemetry spans.",
 }
 
