@@ -51,7 +51,7 @@ async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
     return tokens
 
 
-async def until_heard_again(pool: Pool) -> None:
+async def until_events_resume(pool: Pool) -> None:
     """Cut and restore a new router's connection to a server's events, and wait until a replay has
     filled the gap.
     """

@@ -40,7 +40,7 @@ class Pool:
             assert reply.status == 200, await reply.text()
             return decode_kv_view(await reply.read())
 
-    async def believed(self, worker: int) -> set[int]:
+    async def indexed(self, worker: int) -> set[int]:
         """Return the chain hashes of the blocks that the router believes a worker to hold."""
         return set((await self.view(worker)).chains().tolist())
 
@@ -54,7 +54,7 @@ class Pool:
         for worker in range(len(self.servers)):
 
             async def equal(worker: int = worker) -> bool:
-                return await self.believed(worker) == await self.held(worker)
+                return await self.indexed(worker) == await self.held(worker)
 
             await until(equal, f"the index of worker {worker} to equal the worker's own table")
 

@@ -65,13 +65,13 @@ class SglangServer(Server):
 
     async def pages(self) -> int:
         """Return how many pages the server's prefix tree has."""
-        told = await self.told()
+        told = await self.report()
         count: int = told["pages"]
         return count
 
     async def cached(self) -> set[Block]:
         """Return the pages in the server's prefix tree, which must be the one in Python."""
-        told = await self.told()
+        told = await self.report()
         assert told["rows"] is not None, f"the tree in {self.tree} does not show its pages"
         assert len(told["rows"]) == told["pages"]
         return {Block(tuple(row["tokens"]), row["lora"], row["salt"]) for row in told["rows"]}

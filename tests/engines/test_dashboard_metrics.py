@@ -15,7 +15,7 @@ from tests.grafana.shown import PAGES, PANELS, targets
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # Metrics that these servers have no reason to export.
-UNTOLD = {
+NOT_EXPORTED = {
     "vllm:nixl_num_kv_expired_reqs_total": "no KV goes between them",
     "vllm:nixl_num_failed_transfers_total": "no KV goes between them",
     "sglang:num_aborted_requests_total": "from the first one on",
@@ -53,13 +53,13 @@ async def check_metrics(pool: Pool, prefix: str, recorded: str) -> None:
     for _ in range(2):  # SGLang counts cached tokens from the first hit on
         status, _ = await pool.servers[0].post("/v1/completions", body)
         assert status == 200
-    wanted = {name for name in queried_metrics(prefix) if name not in UNTOLD}
+    wanted = {name for name in queried_metrics(prefix) if name not in NOT_EXPORTED}
     release = pool.environment.release
     wanted -= {name for name, since in SINCE.items() if release[: len(since)] < since}
     assert len(wanted) > 10
     assert wanted - metric_names(await page_of(f"{pool.servers[0].url}/metrics")) == set()
     assert (
-        queried_metrics(prefix) - set(UNTOLD) - metric_names((PAGES / recorded).read_text())
+        queried_metrics(prefix) - set(NOT_EXPORTED) - metric_names((PAGES / recorded).read_text())
         == set()
     )
 

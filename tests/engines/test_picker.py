@@ -316,7 +316,7 @@ async def test_a_subset_hint_restricts_the_endpoints(stack: Stack, tmp_path: Pat
     async with found as (envoy, workers):
         if workers:
 
-            async def asked(hint: str) -> aiohttp.ClientResponse:
+            async def answer_with_hint(hint: str) -> aiohttp.ClientResponse:
                 sent = envoy.http.post(
                     f"{envoy.url}{PATH}", data=body_of("a"), headers={"x-subset": hint}
                 )
@@ -325,13 +325,13 @@ async def test_a_subset_hint_restricts_the_endpoints(stack: Stack, tmp_path: Pat
                     return reply
 
             for _ in range(6):
-                assert (await asked(workers[1].address)).status == 200
+                assert (await answer_with_hint(workers[1].address)).status == 200
             assert [len(one.heads) for one in workers] == [0, 6, 0]
             both = f"{workers[0].address}, {workers[2].address}"
-            assert (await asked(both)).status == 200
+            assert (await answer_with_hint(both)).status == 200
             assert len(workers[1].heads) == 6
-            assert (await asked("127.0.0.1")).status == 200
-            none = await asked("127.0.0.9:1,nonsense")
+            assert (await answer_with_hint("127.0.0.1")).status == 200
+            none = await answer_with_hint("127.0.0.9:1,nonsense")
             assert none.status == 503
             assert none.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
@@ -496,7 +496,7 @@ async def test_health_checks_work_for_every_service_name(stack: Stack) -> None:
 
     known = ("", "envoy.service.ext_proc.v3.ExternalProcessor", "readiness", "inference-extension")
 
-    async def asked(address: str, service: str) -> bytes:
+    async def health_of(address: str, service: str) -> bytes:
         async with grpc.aio.insecure_channel(address) as channel:
             check = channel.unary_unary("/grpc.health.v1.Health/Check")
             name = service.encode()
@@ -505,14 +505,14 @@ async def test_health_checks_work_for_every_service_name(stack: Stack) -> None:
     for place in ("picker", "health"):
         address = stack.router.facts[place]
         for name in known:
-            assert await asked(address, name) == b"\x08\x02", "no worker takes requests"
-        assert await asked(address, "liveness") == b"\x08\x01"
+            assert await health_of(address, name) == b"\x08\x02", "no worker takes requests"
+        assert await health_of(address, "liveness") == b"\x08\x01"
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await asked(address, "else")
+            await health_of(address, "else")
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
     async with behind(stack):
         for name in known:
-            assert await asked(stack.router.facts["health"], name) == b"\x08\x01"
+            assert await health_of(stack.router.facts["health"], name) == b"\x08\x01"
 
 
 async def test_the_sample_files_remove_clients_destination_headers() -> None:

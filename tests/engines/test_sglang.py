@@ -16,7 +16,7 @@ import pytest
 from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.effort import QUICK
 from tests.engines.answered import answer_of, base_requests
-from tests.engines.heard import until_heard_again
+from tests.engines.heard import until_events_resume
 from tests.engines.pool import Pool, routed
 from tests.engines.sglang_server import SglangServer
 from tests.engines.streamed import stream
@@ -41,10 +41,10 @@ async def until_true(pool: Pool) -> None:
     assert isinstance(rust, SglangServer)
 
     async def equal() -> bool:
-        return await pool.believed(PYTHON) == await pool.held(PYTHON)
+        return await pool.indexed(PYTHON) == await pool.held(PYTHON)
 
     async def as_large() -> bool:
-        return len(await pool.believed(RUST)) == await rust.pages()
+        return len(await pool.indexed(RUST)) == await rust.pages()
 
     await until(equal, "the index to equal the tree in Python")
     await until(as_large, "the index to have as many blocks as the tree in Rust")
@@ -142,7 +142,7 @@ async def test_a_flushed_cache_is_known_to_be_empty(sglang: Pool) -> None:
 
         await until(flushed, "SGLang to flush its cache")
     await until_true(sglang)
-    assert await sglang.believed(RUST) == await sglang.believed(PYTHON) == set()
+    assert await sglang.indexed(RUST) == await sglang.indexed(PYTHON) == set()
 
 
 async def test_routed_answers_equal_the_servers(sglang: Pool) -> None:
@@ -179,7 +179,7 @@ async def test_the_load_is_read_from_the_loads_path_and_from_metrics(sglang: Poo
 
 
 async def test_the_index_is_complete_again_after_events_resume(sglang: Pool) -> None:
-    await until_heard_again(sglang)
+    await until_events_resume(sglang)
 
 
 @pytest.mark.full

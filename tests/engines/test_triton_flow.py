@@ -36,14 +36,14 @@ ALL, SOME = "sk-all-aaaaaaaa", "sk-some-bbbbbbbb"  # models that keys are for
 IDLE_S = 2.0  # after which Triton ends a sequence
 SLOTS = 2  # sequences at once
 TOLD = dict.fromkeys(("kv_cache_reused_blocks", "num_input_tokens", "num_output_tokens"), NUMBER)
-TELLING: Models = {
+REPORTING: Models = {
     name: (inputs, outputs | TOLD if name in ("ensemble", "tensorrt_llm") else outputs)
     for name, (inputs, outputs) in MODELS.items()
 }
-TELLING = {**TELLING, WHOLE: TELLING["tensorrt_llm"]}
+REPORTING = {**REPORTING, WHOLE: REPORTING["tensorrt_llm"]}
 
 
-class Telling(TritonServer):
+class ReportingTriton(TritonServer):
     """A Triton whose models report in each answer how many prompt tokens were cached. Lifetime:
     fixture.
     """
@@ -51,10 +51,10 @@ class Telling(TritonServer):
     def repository(self) -> Path:
         """Create a repository with reporting models and a sequence model; return its folder."""
         models = self.folder / "models"
-        for name in TELLING:
+        for name in REPORTING:
             version = models / name / "1"
             version.mkdir(parents=True, exist_ok=True)
-            (models / name / "config.pbtxt").write_text(config_of(name, TELLING, BLOCKS))
+            (models / name / "config.pbtxt").write_text(config_of(name, REPORTING, BLOCKS))
             if name != "ensemble":
                 shutil.copy(SOURCE, version / "model.py")
         kept = models / KEPT / "1"
@@ -74,13 +74,13 @@ class Routed:
     Lifetime: module.
     """
 
-    servers: list[Telling]
+    servers: list[ReportingTriton]
     stack: Stack
     both: Stack
     access_log: Path  # of the former
 
     @property
-    def server(self) -> Telling:
+    def server(self) -> ReportingTriton:
         """The first of the two servers."""
         return self.servers[0]
 
@@ -185,12 +185,12 @@ FORMS = {
 
 
 @asynccontextmanager
-async def started(folder: Path) -> AsyncIterator[list[Telling]]:
+async def started(folder: Path) -> AsyncIterator[list[ReportingTriton]]:
     environment = Environment("triton", NEWEST_TRITON).or_skip()
     # Otherwise a server is not ready, for all its models, while one of them is loaded or unloaded.
     flags = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
     folders = [folder / f"triton-{number}" for number in range(SERVERS)]
-    servers = [Telling(environment, folder, one, flags=flags) for one in folders]
+    servers = [ReportingTriton(environment, folder, one, flags=flags) for one in folders]
     try:
         for server in servers:
             await server.start()
@@ -212,7 +212,7 @@ async def routed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rout
         aiohttp.ClientSession() as http,
     ):
 
-        async def router(name: str, those: list[Telling], *more: str) -> Stack:
+        async def router(name: str, those: list[ReportingTriton], *more: str) -> Stack:
             arguments = ["serve", "--port", "0", "--admin-port", "0", *more]
             for server in those:
                 arguments += ["--worker", server.spec]
@@ -262,7 +262,7 @@ async def status_and_error(stack: Stack, path: str, body: Any, key: str = ALL) -
         return reply.status, found.get("error", "")
 
 
-async def ready_at(server: Telling, model: str) -> bool:
+async def ready_at(server: ReportingTriton, model: str) -> bool:
     """Return whether the server itself says that it has the model."""
     async with aiohttp.request("GET", f"{server.url}/v2/models/{model}/ready") as reply:
         return reply.status == 200

@@ -197,7 +197,7 @@ async def test_the_doctor_explains_requests_waiting_in_our_engine(
             async with whole.http.post(url, json=body) as reply:
                 assert reply.status == 200, await reply.text()
 
-    async def told() -> bool:
+    async def gauges_match() -> bool:
         async with whole.http.get(whole.triton.metrics_url) as reply:
             text = await reply.text()
         kinds = dict(
@@ -207,7 +207,7 @@ async def test_the_doctor_explains_requests_waiting_in_our_engine(
 
     clients = [asyncio.ensure_future(client(number)) for number in range(1, 9)]
     try:
-        await until(told, "the gauges to say 8 active, 1 scheduled")
+        await until(gauges_match, "the gauges to say 8 active, 1 scheduled")
         triton = f"{whole.triton.url},metrics={whole.triton.metrics_url}"
         for server in (triton, whole.engine.url):
             said = await ran(f"warmroute doctor {server} --seconds 2 --quiet", tmp_path, status=1)

@@ -213,10 +213,10 @@ async def test_requests_beyond_the_limit_wait_in_tritons_queue(pair: Pair) -> No
         late = asyncio.ensure_future(pair.events({**body, "max_tokens": 3}))
         assert await pair.gauge("nv_trt_llm_request_metrics", "active") <= PLACES
 
-        async def told() -> bool:
+        async def shown() -> bool:
             return await pair.gauge("nv_trt_llm_request_metrics", "scheduled") == PLACES
 
-        await until(told, "Triton's gauges to show the engine's batch")
+        await until(shown, "Triton's gauges to show the engine's batch")
         assert await pair.gauge("nv_trt_llm_kv_cache_block_metrics", "tokens_per") == 16
         assert not late.done()
         assert pair.running == PLACES
@@ -368,12 +368,12 @@ async def test_gauges_show_eight_active_and_one_scheduled_through_triton(tmp_pat
             while (await pair.post("generate", body))[0] == 200:
                 pass
 
-        async def told() -> bool:
+        async def shown() -> bool:
             found = [await pair.gauge("nv_trt_llm_request_metrics", name) for name in names]
             return found == [8.0, 1.0, 7.0]
 
         clients = [asyncio.ensure_future(client(number)) for number in range(1, 9)]
-        await until(told, "the gauges to say 8 active, 1 scheduled")
+        await until(shown, "the gauges to say 8 active, 1 scheduled")
         explained = json.loads(await pair.engine.get("/explain"))
         assert set(explained["waiting_for"]) <= {"kv_blocks", "priority"}
         triton = f"{pair.triton.url},metrics={pair.triton.metrics_url}"

@@ -20,7 +20,7 @@ from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 LEARNED = ("last-block", "drafts-and-windows")
 LESSON = 8  # answers from which the router learns
 LEARNING = 80  # most requests until it has learned
@@ -31,7 +31,7 @@ Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 
 async def send_alone(pool: Pool, traffic: Traffic) -> None:
     """Send a request while no other request runs."""
-    await asyncio.sleep(HEARD_S)
+    await asyncio.sleep(EVENT_WAIT_S)
     body = traffic.body()
     status, answer = await pool.ask("/v1/completions", body)
     assert status == 200, answer

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ALONE, AT_ONCE = (40, 40) if QUICK else (152, 152)
 CLIENTS = 8
-HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 AFTERWARDS = 10  # requests that follow a crowd, one at a time
 EXACT_SHARE = 0.99
 WARMING = 3  # requests
@@ -40,11 +40,11 @@ async def served(hybrid: Served) -> AsyncIterator[Served]:
     model, pool = hybrid
     await send_alone(pool, traffic_of(model, 0), WARMING)
 
-    async def told() -> bool:
+    async def known() -> bool:
         row = await pool.router.row(0)
         return bool(row["cache_groups"])
 
-    await until(told, "the cache groups to be known")
+    await until(known, "the cache groups to be known")
     await hits(pool, 0, WARMING)  # all lines are written
     yield model, pool
 
@@ -53,7 +53,9 @@ def traffic_of(model: HybridModel, seed: int, lasting: int = LASTING) -> Traffic
     return Traffic(random.Random(seed), model.max_tokens - LONGEST_ANSWER, lasting)
 
 
-async def send_alone(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD_S) -> None:
+async def send_alone(
+    pool: Pool, traffic: Traffic, count: int, pause_s: float = EVENT_WAIT_S
+) -> None:
     """Send `count` requests one after the other, with a pause before each."""
     for _ in range(count):
         await asyncio.sleep(pause_s)

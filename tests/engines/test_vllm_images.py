@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ALONE = 40 if QUICK else 150
 EXACT_SHARE = 0.99
-HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 QUIET_S = 0.05  # after this time without an event, all events of a request have come
 Noted = Callable[[str, object], None]
 
@@ -183,7 +183,7 @@ async def test_hits_of_single_chats_are_as_expected(images: Pool, record_propert
     async with site_of(drawn) as site:
         traffic = ImageTraffic(random.Random(2), site, drawn)
         for _ in range(ALONE):
-            await asyncio.sleep(HEARD_S)
+            await asyncio.sleep(EVENT_WAIT_S)
             body = traffic.body()
             status, answer = await images.ask("/v1/chat/completions", body)
             assert status == 200, answer

@@ -28,7 +28,7 @@ from tests.live.event_relay import EventRelay, relaying
 from tests.live.stack import until
 
 # vLLM publishes a step's blocks in its own thread, and answers may overtake it.
-HEARD_S = 0.05
+EVENT_WAIT_S = 0.05
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -182,7 +182,7 @@ async def test_a_render_server_makes_token_ids_also_after_a_restart(seat: Pool) 
                         status, answer = await pool.ask(path, body)
                         assert status == 200, answer
                         asked += 1
-                        await asyncio.sleep(HEARD_S)
+                        await asyncio.sleep(EVENT_WAIT_S)
                 return (await expectations(pool, before + asked))[before:]
 
             await until_row(pool, 0, "exact", is_because("exact", None))
@@ -419,4 +419,4 @@ async def test_events_with_wrong_tokens_mislead_no_request(vllm: Pool) -> None:
             assert await completed(pool, tokens) == PROMPT_BLOCKS * BLOCK_SIZE
         await until_row(pool, 0, "blocks told of", lambda row: row["resident_blocks"])
         assert (await pool.router.row(0))["state"] == "ready"
-        assert (await pool.believed(0)).isdisjoint(await vllm.held(0))
+        assert (await pool.indexed(0)).isdisjoint(await vllm.held(0))

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.engines.heard import BLOCKS, hit_blocks, prompt, until_heard_again, warmed
+from tests.engines.heard import BLOCKS, hit_blocks, prompt, until_events_resume, warmed
 from tests.engines.pool import Pool
 from tests.engines.vllm_server import BLOCKS as SERVER_BLOCKS
 from tests.engines.vllm_server import MODEL, Server
@@ -135,7 +135,7 @@ async def test_the_cache_of_a_server_that_slept_is_empty(vllm: Pool, level: int)
 
 
 async def test_a_lost_event_connection_is_shown_and_recovers(vllm: Pool) -> None:
-    await until_heard_again(vllm)
+    await until_events_resume(vllm)
 
 
 async def test_a_repeated_prompt_has_exact_hits_and_a_header_with_the_reason(vllm: Pool) -> None:

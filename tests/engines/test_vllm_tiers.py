@@ -34,7 +34,7 @@ HOST_BYTES = 3_000_000  # about a hundred blocks of the small model
 GPU_BLOCKS = 24
 REQUESTS = 60 if QUICK else 150
 EXACT_SHARE = 0.98
-HEARD_S = 0.1  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.1  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 Asked = tuple[list[int], str | None]  # a prompt and its salt
 
 
@@ -148,7 +148,7 @@ async def test_hits_in_host_memory_equal_those_in_events(
         async with aiohttp.ClientSession() as http:
             await asyncio.sleep(1.0)  # until the subscription has taken hold
             for asked in prompts(random.Random(0)):
-                await asyncio.sleep(HEARD_S)
+                await asyncio.sleep(EVENT_WAIT_S)
                 gpu, both = told.hits(*asked)
                 seen.append((gpu, both, await completed(http, server, asked)))
     finally:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CHATS = 25 if QUICK else 300
 OF_ONE_CONVERSATION = 5
-HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 EXACT_SHARE = 0.99
 Noted = Callable[[str, object], None]
 
@@ -88,7 +88,7 @@ async def test_token_ids_of_chats_equal_those_that_vllm_renders(
 async def test_hits_of_single_chats_are_as_expected(coded: Served, record_property: Noted) -> None:
     model, pool = coded
     await hits(pool, bodies(model, 2), 3)  # vLLM reports its cache groups with its first blocks
-    await asyncio.sleep(2 * HEARD_S)
+    await asyncio.sleep(2 * EVENT_WAIT_S)
     seen = await hits(pool, bodies(model, 3), CHATS)
     equal = sum(expected == cached for expected, cached in seen)
     found = sum(cached > 0 for _, cached in seen)
@@ -128,7 +128,7 @@ async def test_hits_are_as_expected_with_vllms_renderer(
 
         await until(exact, "the renderer")
         await hits(other, bodies(model, 5), 3)
-        await asyncio.sleep(2 * HEARD_S)
+        await asyncio.sleep(2 * EVENT_WAIT_S)
         seen = await hits(other, bodies(model, 6), CHATS)
     equal = sum(expected == cached for expected, cached in seen)
     found = sum(cached > 0 for _, cached in seen)
@@ -141,7 +141,7 @@ async def hits(pool: Pool, drawn: Iterator[dict[str, Any]], count: int) -> list[
     """Send `count` chats one at a time; return each one's (expected, cached) tokens."""
     before = len(pool.logged())
     for _ in range(count):
-        await asyncio.sleep(HEARD_S)
+        await asyncio.sleep(EVENT_WAIT_S)
         status, answer = await pool.ask("/v1/chat/completions", next(drawn))
         assert status == 200, answer
 

@@ -25,7 +25,7 @@ from tests.live.stack import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NOW_S = 1_700_000_000.0  # the template asks for no date
-HEARD_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
+EVENT_WAIT_S = 0.05  # vLLM publishes a step's blocks in its own thread, and answers may overtake it
 EACH = 10 if QUICK else 1  # one of this many lists is tested
 VARIED = 20  # lists
 AT_ONCE = 8  # renderings
@@ -164,7 +164,7 @@ async def test_hits_of_chats_with_tool_lists_are_exact(
     for one in [one for one in lists if one.source == LIVE][::EACH]:
         style = STYLES[sent // 2 % len(STYLES)]
         for asked in (one.messages, [{"role": "user", "content": f"And what of {sent}?"}]):
-            await asyncio.sleep(HEARD_S)
+            await asyncio.sleep(EVENT_WAIT_S)
             body = body_of(one, style, messages=asked)
             status, answer = await tooled.ask("/v1/chat/completions", body)
             assert status == 200, answer

@@ -212,10 +212,10 @@ class Server:
 
     async def cached(self) -> set[Block]:
         """Return the blocks in vLLM's own table, as the plug-in `vllm_truth` reads it."""
-        rows = await self.told()
+        rows = await self.report()
         return {Block(tuple(row["tokens"]), row["lora"], row["salt"]) for row in rows}
 
-    async def told(self) -> Any:
+    async def report(self) -> Any:
         """Return the report of the plug-in `vllm_truth`, decoded from JSON."""
         reader, writer = await asyncio.open_unix_connection(str(self.truth))
         try:

@@ -127,10 +127,10 @@ async def until_gone(*pids: int) -> None:
 async def child_of(log: Path) -> int:
     """Return the id of the process that `fork_parent` says it has started."""
 
-    async def said() -> bool:
+    async def logged() -> bool:
         return bool(lines(log))
 
-    await until(said, "its child")
+    await until(logged, "its child")
     return int(lines(log)[0].split()[1])
 
 

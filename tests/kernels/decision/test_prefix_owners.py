@@ -29,7 +29,7 @@ def run(start: int, blocks: int) -> np.ndarray:
     return np.arange(start, start + blocks, dtype=np.uint64)
 
 
-class SameHistory(RuleBasedStateMachine):
+class NativeAndPythonMachine(RuleBasedStateMachine):
     """Checks that the native table answers as its Python version and never claims more than the
     test claimed.
     """
@@ -83,8 +83,8 @@ class SameHistory(RuleBasedStateMachine):
         assert native.memory_bytes == twin.memory_bytes
 
 
-TestSameHistory = SameHistory.TestCase
-TestSameHistory.settings = settings(
+TestNativeAndPythonMachine = NativeAndPythonMachine.TestCase
+TestNativeAndPythonMachine.settings = settings(
     max_examples=examples(60), stateful_step_count=40, deadline=None
 )
 

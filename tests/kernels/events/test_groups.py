@@ -79,7 +79,7 @@ class Worker:
         return int(hits[1])
 
 
-class Histories(RuleBasedStateMachine):
+class CacheGroupsMachine(RuleBasedStateMachine):
     """Applies stores and removals in any order, and checks the reusable blocks against plain sets
     by position.
     """
@@ -160,10 +160,10 @@ class Histories(RuleBasedStateMachine):
         return 0
 
 
-Histories.TestCase.settings = settings(
+CacheGroupsMachine.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=40, deadline=None
 )
-TestHistories = Histories.TestCase
+TestCacheGroupsMachine = CacheGroupsMachine.TestCase
 
 
 def test_a_long_history_of_three_groups() -> None:
@@ -171,7 +171,7 @@ def test_a_long_history_of_three_groups() -> None:
     full run has at least ten times as many.
     """
     chance = random.Random(7)
-    machine = Histories()
+    machine = CacheGroupsMachine()
     machine.start({WINDOW, STATE}, True)
     for step in range(examples(10_000)):
         if chance.random() < 0.6:

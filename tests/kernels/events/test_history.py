@@ -40,7 +40,7 @@ def token_ids(run: list[int], parent: int | None) -> list[int]:
     return [token for name in run for token in (name % 6, 7 if parent is None else 8)]
 
 
-class SameHistory(RuleBasedStateMachine):
+class NativeAndPythonMachine(RuleBasedStateMachine):
     """Checks that every answer of the native blocks and index equals that of the Python version."""
 
     @initialize(max_parked=st.sampled_from([0, 3, 6, 65536]), counts_copies=st.booleans())
@@ -172,7 +172,7 @@ def wire(event: dict[str, Any]) -> Any:
     ]
 
 
-SameHistory.TestCase.settings = settings(
+NativeAndPythonMachine.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=40, deadline=None
 )
-TestSameHistory = SameHistory.TestCase
+TestNativeAndPythonMachine = NativeAndPythonMachine.TestCase

@@ -41,7 +41,7 @@ def holders(index: PrefixIndex, block: int) -> set[tuple[int, int]]:
     return {(t, w) for t in range(3) for w in workers if index.contains(w, one, t)}
 
 
-class SameHistory(RuleBasedStateMachine):
+class NativeAndPythonMachine(RuleBasedStateMachine):
     """Checks that every answer of the native index equals the Python version's while the index is
     not full.
     """
@@ -122,7 +122,7 @@ class SameHistory(RuleBasedStateMachine):
             )
 
 
-class AtTheBound(RuleBasedStateMachine):
+class FullIndexMachine(RuleBasedStateMachine):
     """Checks a full index: it may forget blocks, but never claims one that is not held, and never
     grows.
     """
@@ -170,14 +170,14 @@ class AtTheBound(RuleBasedStateMachine):
         assert held == sum(self.native.held(w, t) for w in workers for t in range(3))
 
 
-SameHistory.TestCase.settings = settings(
+NativeAndPythonMachine.TestCase.settings = settings(
     max_examples=examples(50), stateful_step_count=30, deadline=None
 )
-AtTheBound.TestCase.settings = settings(
+FullIndexMachine.TestCase.settings = settings(
     max_examples=examples(40), stateful_step_count=25, deadline=None
 )
-TestSameHistory = SameHistory.TestCase
-TestAtTheBound = AtTheBound.TestCase
+TestNativeAndPythonMachine = NativeAndPythonMachine.TestCase
+TestFullIndexMachine = FullIndexMachine.TestCase
 
 
 @pytest.mark.parametrize("operations", [100_000, pytest.param(1_000_000, marks=pytest.mark.full)])

@@ -36,7 +36,7 @@ both = pytest.mark.parametrize("kind", [Mirror, mirror_twin.Mirror], ids=["nativ
 workers = st.integers(0, WORKERS - 1)
 
 
-class SameHistory(RuleBasedStateMachine):
+class NativeAndPythonMachine(RuleBasedStateMachine):
     """Checks that every answer of the native `Mirror` equals the Python version's for any input."""
 
     @initialize()
@@ -108,10 +108,10 @@ class SameHistory(RuleBasedStateMachine):
             assert native.tolist() == twin.tolist()
 
 
-SameHistory.TestCase.settings = settings(
+NativeAndPythonMachine.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None
 )
-TestSameHistory = SameHistory.TestCase
+TestNativeAndPythonMachine = NativeAndPythonMachine.TestCase
 
 
 def sized(kind: Either, resident: int, remembered: int | None = None, workers: int = 1) -> Any:
