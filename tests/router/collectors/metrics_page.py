@@ -35,7 +35,7 @@ the router's registry.*
 `GET /metrics` on the admin port shows these metrics to Prometheus. A metric of a feature that is
 off is 0, or has no series. Other pages have the metrics of
 [several routers](../replicas.md#several-replicas), of [our engine](../engine.md) and of
-[its KV transfers](../disaggregation.md#two-of-our-engines).
+[its KV transfers](../engine.md#kv-transfers).
 """
 HEAD = "| metric | labels | type | meaning |\n|---|---|---|---|\n"
 KINDS_HEAD = """
