@@ -82,10 +82,7 @@ def reuse(full: bool) -> Measured:
     return Measured(found[1] > found[0] and sooner, values)
 
 
-SURROGATE = (
-    "The replay uses a surrogate of the tool-and-agent trace, because the trace is not available. "
-    "The surrogate has the trace's number of tokens and concentration of prefixes. "
-)
+SURROGATE = "The replay uses our surrogate of the tool-and-agent trace. "
 OVERLOAD = (
     "The source's pool is overloaded under round robin (mean TTFT 64 s), and the ratio of TTFTs "
     "depends on how far beyond saturation the pool is. If workers have 0.7 of the profile's speed, "

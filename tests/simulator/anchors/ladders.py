@@ -94,7 +94,7 @@ def small_experts(full: bool) -> Measured:
     return Measured(means[0] < means[1], (means[1] / means[0], outputs[0] / outputs[1]))
 
 
-SEVEN = "The published figures and ours cover seven of the sixteen stages after the warm-up."
+SEVEN = "Figures cover seven of the sixteen stages after the warm-up."
 PLACED = (
     "While no request waits, a group of prompts stays with the group's first worker, so the "
     "warm-up decides how even the load is. The source shows a single run. Our output differs by a "
