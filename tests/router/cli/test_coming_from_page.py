@@ -32,7 +32,8 @@ def test_each_file_on_the_page_is_the_output_of_its_command(name: str, command: 
     assert words[:3] == ["warmroute", "config", "--from"]
     done = convert(words[3])
     assert done.peer.name == name
-    assert done.text == file
+    shown, cut, _ = file.partition("# ...\n")  # the page leaves out the file's last lines
+    assert done.text.startswith(shown) if cut else done.text == file
     assert "has no such flag" not in done.summary()
 
 
