@@ -123,8 +123,8 @@ def _decisions(core: RouterCore) -> Iterator[Metric]:
     yield counter("warmroute_holds", "Requests that began to wait at the router", counted.holds)
     yield counter(
         "warmroute_reserved_workers",
-        "Times that the router reserved a worker for a request that had waited for 20 "
-        "s while eight others overtook it",
+        "Times that the router reserved a worker for a request that had waited for 20 s and that "
+        "eight other requests had overtaken",
         core.chooser.reservations.begun,
     )
 

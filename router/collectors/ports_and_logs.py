@@ -82,8 +82,8 @@ def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]
     )
     yield counters(
         "warmroute_tokenized_characters",
-        "Characters of prompts that the router tokenized (`encoded`), or whose token "
-        "ids it remembered (`reused`)",
+        "Characters of prompts that the router tokenized (`encoded`), or whose token ids the "
+        "router remembered (`reused`)",
         "result",
         {
             "encoded": 0 if memo is None else memo.encoded_chars,

@@ -55,8 +55,8 @@ _GAUGES = {
         "Blocks in the worker's cache according to its KV events; 0 without events"
     ),
     "warmroute_worker_kv_known": (
-        "1 if the router knows the worker's whole cache; 0 if it knows a lower bound, or the "
-        "worker has no KV events"
+        "1 if the router knows the worker's whole cache; 0 if the router knows a lower bound, or "
+        "the worker has no KV events"
     ),
     "warmroute_worker_mirrored": (
         "1 while the router estimates the worker's cache (a mirror), because the worker's KV "

@@ -217,7 +217,8 @@ def markdown() -> str:
             lines.append(_row(*(head if not index else ("", "", "")), *_marked(row)))
     lines += ["", "## Generators", "", SIZES]
     for one in GENERATORS:
-        lines += [f"### `gen:{one.name}`", "", *wrap(_about(one.keys), 100), ""]
+        about = wrap(_about(one.keys), 100, break_on_hyphens=False)
+        lines += [f"### `gen:{one.name}`", "", *about, ""]
         lines += ["| key | default | meaning |", "|---|---|---|"]
         lines += [_row(*_marked(row)) for row in option_rows(one.keys)]
         lines.append("")

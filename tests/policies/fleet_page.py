@@ -23,8 +23,8 @@ INTRODUCTION = """\
 *`python -m tests.policies.fleet_page docs/reference/fleet.md` makes this page from
 `policies/contract.py`.*
 
-`costs(request, fleet, state)` gets a `RequestView` and a `FleetView`. Both are read-only and valid
-during one call only. [Policies](../policies.md#writing-one) says how to write one.
+`costs(request, fleet, state)` gets a `RequestView` and a `FleetView`, which are read-only and valid
+during one call only. [Policies](../policies.md#writing-one) says how to write a policy.
 
 - **Age** says how old a value may be. *Current*: as of this decision. `load_age_s`, `event_age_s`:
   as old as the worker's last load report or KV event, which are columns themselves.

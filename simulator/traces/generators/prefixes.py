@@ -93,7 +93,7 @@ class VllmKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedKeys(VllmKeys, frozen=True, forbid_unknown_fields=True):
-    """One system prompt before every request: a policy of prefix affinity alone makes a
+    """Requests that share one system prompt: a policy of prefix affinity alone makes a
     hot spot.
     """
 

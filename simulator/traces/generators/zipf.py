@@ -43,7 +43,7 @@ OWN_FROM = 1 << 40  # parts of the requests' own; those of prefixes lie below
 
 
 class ZipfKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests below paths of prefixes, drawn level by level; popular prefixes come and go."""
+    """Requests with nested prefixes, drawn level by level; popular prefixes change over time."""
 
     requests: Annotated[Requests, Meta(description="number of requests")] = 10_000
     rate: Annotated[Rate, Meta(description="requests per second; inf: all at once")] = 10.0

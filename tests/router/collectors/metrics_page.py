@@ -51,7 +51,8 @@ KINDS = (
     ),
     (
         "`gaps`, `replays`, `snapshots`, `failed_syncs`",
-        "missed events; how they were recovered; failed attempts to recover them",
+        "missed events; replays and snapshots that recovered missed events; failed attempts to "
+        "recover events",
     ),
     ("`restarts`", "restarts of the engine"),
     (
