@@ -54,8 +54,8 @@ DESCRIPTION = """\
 Serve the model in a Hugging Face folder (Llama 3, Qwen2, Qwen3) over OpenAI's HTTP API.
 
 The engine first prints how many KV blocks, tokens and requests fit into memory, and what limits
-them. It does not start if no request fits. Then it reads the weights and prints one line:
-ready URL model=...
+them. If no request fits, the engine does not start. Then the engine reads the weights and prints
+one line: ready URL model=...
 """
 EPILOG = """\
 exit codes: 0: stopped by a signal; 1: could not start; 2: wrong flags; 3: several steps in a row
@@ -333,7 +333,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("several workers on one device").add_argument
     add(
         "--instances", type=int, default=1, metavar="N",
-        help="number of workers, on consecutive ports from the given ones on (default: 1)",
+        help="number of workers, on consecutive ports from --port on (default: 1)",
     )  # fmt: skip
     add(
         "--measure", action="store_true",
@@ -370,13 +370,13 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--memory-bytes", type=int, metavar="B",
-        help="device memory that the worker may use (default: all that is available)",
+        help="device memory that the worker may use (default: all available memory)",
     )  # fmt: skip
     add(
         "--expected-input-tokens", type=int, default=1024, metavar="T",
-        help="mean prompt, for the reported number of requests that fit (default: 1024)",
+        help="mean prompt length, for the reported number of requests (default: 1024)",
     )  # fmt: skip
     add(
         "--expected-output-tokens", type=int, default=256, metavar="T",
-        help="mean output, for the reported number of requests that fit (default: 256)",
+        help="mean output length, for the reported number of requests (default: 256)",
     )  # fmt: skip

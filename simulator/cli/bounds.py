@@ -51,8 +51,9 @@ class Hits(Struct, kw_only=True):
     "example:\n  warmroute-sim hits requests.jsonl --workers 8 --kv-tokens 300k\n",
 )
 def hits(options: Hits, console: Console) -> bool:
-    """Computes hit rates of routing rules for the caches of a pool, in seconds. It takes requests
-    in order, and a prompt's blocks are cached as soon as it arrives, so it gives no latencies.
+    """Computes hit rates of routing rules for the caches of a pool, in seconds. The command
+    takes requests in order and caches a prompt's blocks as soon as the prompt arrives, so results
+    have no latencies.
     """
     check_files([options.trace], json=options.json)
     stream = open_jobs(workload_of(options.trace, options.requests))
@@ -102,7 +103,7 @@ class Bound(Struct, kw_only=True):
 )
 def bound(options: Bound, console: Console) -> bool:
     """Computes lower bounds of latency and upper bounds of hits for TRACE on a pool, and for each
-    policy how far it is from them (gap), its regret and its losses.
+    policy the distance to these bounds (gap), the regret and the losses.
     """
     check_files([options.setup.trace, options.setup.around.faults], json=options.json)
     policies = options.draws.policies()

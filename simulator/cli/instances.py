@@ -92,7 +92,7 @@ class Times(Struct):
         "to an execution"
     ] = None  # fmt: skip
     max_batch: Annotated[int | None, at_most(MAX_BATCH), "B", "largest batch; default: as FILE "
-        "says, else 8. Never beyond twice the largest one measured"] = None  # fmt: skip
+        "says, else 8; at most twice the largest measured batch"] = None  # fmt: skip
 
 
 class LoadOptions(Struct):

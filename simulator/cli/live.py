@@ -62,9 +62,9 @@ class Demo(Struct):
 async def demo(options: Demo, console: Console) -> bool:
     """Replays three workloads for several policies, then starts timed workers and a router as
     processes on loopback and sends the first workload to them. Prints a table, writes report.html
-    and report.json. Takes about a minute and a half, never more than four; on a busy machine it
-    sends fewer requests and says so. Ends with 0 if no request was lost and every load counter came
-    back to zero.
+    and report.json. Takes about a minute and a half, never more than four; on a busy machine the
+    demo sends fewer requests and says so. Ends with 0 if no request was lost and every load counter
+    came back to zero.
     """
     check_folder("--out", options.out)
     return (await run_demo(options.out, console, options.quick, options.trace)).sound
@@ -202,9 +202,9 @@ def check_stack(options: Stack) -> None:
 @command("[--trace FILE] [option]...")
 async def stack(options: Stack, console: Console) -> bool:
     """Starts timed workers and a router in front of them on loopback. Without --trace it prints a
-    working curl command and runs until Ctrl-C. With --trace it sends the trace to them, writes
-    report.html and report.json to --out, and ends. The router reads its environment variables: with
-    WARMROUTE_REQUEST_LOG=FILE it writes a request log for `replay`.
+    working curl command and runs until Ctrl-C. With --trace the command sends the trace to the
+    router, writes report.html and report.json to --out, and ends. The router reads its environment
+    variables: with WARMROUTE_REQUEST_LOG=FILE the router writes a request log for `replay`.
     """
     check_stack(options)
     check_port(options.port, "--port")

@@ -41,7 +41,7 @@ class Search(Struct):
         "--workers serve, not for a number of workers"] = False  # fmt: skip
     most_workers: Annotated[int, "largest fleet to try"] = 64
     most_runs: Annotated[int, "maximum number of replays, of all policies and seeds together"] = 500
-    rule: Annotated[Rule, "what must keep the targets; all: every seed; interval: the worse end "
+    rule: Annotated[Rule, "seeds that must keep targets; all: every seed; interval: the worse end "
         "of the seeds' 95 % interval; default all"] = "all"  # fmt: skip
     results: Annotated[
         Path | None, "file that keeps results, so that a later run continues the search"

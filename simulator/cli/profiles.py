@@ -59,8 +59,8 @@ class Profiles(Struct, kw_only=True):
 )
 def profiles(options: Profiles, console: Console) -> bool:
     """Lists the profiles of step times with their sources. If a table of measured kernels is given,
-    prints how far each profile is from it by kind of step (CPU time left out, because tables have
-    none). Ends with 1 if a row is off by more than 10 % and the profile gives no reason.
+    prints how far each profile is from the table by kind of step, without CPU time, which tables
+    lack. Ends with 1 if a row is off by more than 10 % and the profile gives no reason.
     """
     if options.against_aic and options.against is not None:
         raise UsageError("--against-aic and --against exclude each other: give one of them")

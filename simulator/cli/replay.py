@@ -81,8 +81,8 @@ class Replay(Struct, kw_only=True):
 def replay(options: Replay, console: Console) -> bool:
     """Replays the requests of TRACE through the router's own decision core and policies and the
     engine's own scheduler, with modelled step times, and prints latency, hits and balance for each
-    policy. It needs no GPU and runs faster than real time. Ends with 1 if a replay leaves more than
-    half of its requests without a whole answer.
+    policy. A replay needs no GPU and runs faster than real time. Ends with 1 if a replay leaves
+    more than half of its requests without a whole answer.
     """
     setups = _setups(options)
     _check_reports(options, setups)

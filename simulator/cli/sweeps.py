@@ -112,8 +112,8 @@ class Compare(Struct, kw_only=True):
 def compare(options: Compare, console: Console) -> bool:
     """Reads the results of sweeps and prints for each workload, fleet and load: times, hits, good
     requests, collapsed seeds, and by which factor each policy is better or worse than the base on
-    the same seeds. If several loads were run, it also prints the load at which each policy
-    saturates.
+    the same seeds. If the results have several loads, the command also prints the load at
+    which each policy saturates.
     """
     files = {"json": options.json, "html": options.html, "markdown": options.markdown}
     check_files(options.results, **files)
@@ -134,7 +134,7 @@ class Study(Struct):
     alone: Annotated[bool, "run the policies of --policy only"] = False
     quick: Annotated[bool, "run 150 requests with two rules, as a trial"] = False
     resamples: Annotated[int | None, at_most(MAX_DRAWS), "run N seeds of every sweep, not the "
-        "listed ones; each draws a trace's sessions anew; results go to the folder draws of --out"
+        "listed seeds; each draws a trace's sessions anew; results go to the folder draws of --out"
     ] = None  # fmt: skip
     traces: Annotated[Path | None, "FOLDER", "folder of the trace files"] = None
     out: Annotated[Path, "FOLDER", "folder for results and tables"] = Path("build/study")
