@@ -27,7 +27,7 @@ MAX_RANGES = 64
 MAX_DURATION_MS = 2_592_000_000  # thirty days
 
 
-class Worth(NamedTuple):
+class BlockRetention(NamedTuple):
     """The priority with which the pool keeps a cached block, and the time for which it counts.
     If two requests share the block, the pool takes the larger tuple.
     """
@@ -36,27 +36,31 @@ class Worth(NamedTuple):
     duration_s: float = inf  # of lying idle, after which it is worth as much as others
 
 
-STANDARD = Worth(DEFAULT_PRIORITY)
+DEFAULT_RETENTION = BlockRetention(DEFAULT_PRIORITY)
 
 
 class InvalidRetention(ValueError):  # noqa: N818 - an answer to a client
     """Raised for an invalid retention config; the text names the field."""
 
 
-def _worth(priority: int, duration_ms: float | None, where: str) -> Worth:
+def _block_retention(priority: int, duration_ms: float | None, where: str) -> BlockRetention:
     """Return the worth of a block with this priority for this duration. `where` names the field in
     the text of an error. Raises InvalidRetention if a value is out of range.
     """
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRetention(f"{where} must be 0..{MAX_PRIORITY}, got {priority}")
     if duration_ms is None:
-        return Worth(priority)
+        return BlockRetention(priority)
     if not 0 <= duration_ms <= MAX_DURATION_MS:
         raise InvalidRetention(
             f"duration_ms beside {where} must be 0..{MAX_DURATION_MS}, got {duration_ms}"
         )
     # A default that ends is a default that stays.
-    return STANDARD if priority == DEFAULT_PRIORITY else Worth(priority, duration_ms / 1e3)
+    return (
+        DEFAULT_RETENTION
+        if priority == DEFAULT_PRIORITY
+        else BlockRetention(priority, duration_ms / 1e3)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class TokenRange:
 
     start: int
     end: int | None
-    worth: Worth
+    retention: BlockRetention
 
     @classmethod
     def of(
@@ -80,7 +84,7 @@ class TokenRange:
             raise InvalidRetention(
                 f"token_start must be 0 or more and below token_end, got {start} and {end}"
             )
-        return cls(start, end, _worth(priority, duration_ms, "priority"))
+        return cls(start, end, _block_retention(priority, duration_ms, "priority"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Retention:
     """
 
     ranges: tuple[TokenRange, ...] = ()
-    decode: Worth = STANDARD
+    decode: BlockRetention = DEFAULT_RETENTION
 
     @classmethod
     def of(
@@ -111,20 +115,22 @@ class Retention:
                     f"token ranges overlap: one ends at {one.end or 'the end of the prompt'}, "
                     f"another starts at {following.start}"
                 )
-        decode = _worth(decode_priority, decode_duration_ms, "decode_retention_priority")
+        decode = _block_retention(decode_priority, decode_duration_ms, "decode_retention_priority")
         return cls(tuple(ordered), decode)
 
-    def worths(self, start: int, stop: int, block_size: int, prompt_tokens: int) -> list[Worth]:
+    def block_retentions(
+        self, start: int, stop: int, block_size: int, prompt_tokens: int
+    ) -> list[BlockRetention]:
         """Return the worth of each block of a request from number `start` on and before `stop`."""
         return [self._of_token(at * block_size, prompt_tokens) for at in range(start, stop)]
 
-    def _of_token(self, token: int, prompt_tokens: int) -> Worth:
+    def _of_token(self, token: int, prompt_tokens: int) -> BlockRetention:
         if token >= prompt_tokens:
             return self.decode
         for one in self.ranges:
             if one.start <= token and (one.end is None or token < one.end):
-                return one.worth
-        return STANDARD
+                return one.retention
+        return DEFAULT_RETENTION
 
 
 Tokens = npt.NDArray[np.int32]
@@ -207,7 +213,7 @@ class IdleBlocks:
         self._children = [0] * blocks  # visible blocks right after each
         self._plain: OrderedDict[int, int] = OrderedDict()  # stamp by block, oldest first
         self._kept: dict[int, int] = {}  # stamp by marked block that is idle
-        self._worth: dict[int, Worth] = {}  # of visible blocks that are not STANDARD
+        self._retention: dict[int, BlockRetention] = {}  # of visible blocks that are not STANDARD
         self._marked: set[int] = set()  # visible blocks, held ones too
         self._leaves: list[_Entry] = []  # by priority; some outdated
         self._ends: list[_Entry] = []  # by the time when a worth ends; some outdated
@@ -239,13 +245,13 @@ class IdleBlocks:
         return bool(firsts) and min(firsts) < (DEFAULT_PRIORITY, stamp, 0)
 
     @property
-    def has_worths(self) -> bool:
+    def has_retentions(self) -> bool:
         """True if some visible block has another worth than the default."""
-        return bool(self._worth)
+        return bool(self._retention)
 
-    def worth(self, block: int) -> Worth:
+    def retention_of(self, block: int) -> BlockRetention:
         """Return the worth of a visible block."""
-        return self._worth.get(block, STANDARD)
+        return self._retention.get(block, DEFAULT_RETENTION)
 
     def show(self, block: int, parent: int | None) -> None:
         """Note that `block` became visible; `parent` is the block before it in its chain."""
@@ -253,15 +259,15 @@ class IdleBlocks:
         if parent is not None:
             self._children[parent] += 1
 
-    def rate(self, block: int, worth: Worth, is_fresh: bool) -> None:
+    def rate(self, block: int, retention: BlockRetention, is_fresh: bool) -> None:
         """Set the worth that a request gives to a visible `block`. A fresh block gets this worth; a
         block that other requests used, too, keeps the larger worth.
         """
-        best = worth if is_fresh else max(worth, self.worth(block))
-        if best == STANDARD:
-            self._worth.pop(block, None)
+        best = retention if is_fresh else max(retention, self.retention_of(block))
+        if best == DEFAULT_RETENTION:
+            self._retention.pop(block, None)
             return
-        self._worth[block] = best
+        self._retention[block] = best
         at: int | None = block
         while at is not None and at not in self._marked:
             self._marked.add(at)
@@ -277,8 +283,8 @@ class IdleBlocks:
             return
         self._kept[block] = self._stamp
         self._offer(block)
-        duration_s = self.worth(block).duration_s
-        if duration_s != STANDARD.duration_s:
+        duration_s = self.retention_of(block).duration_s
+        if duration_s != DEFAULT_RETENTION.duration_s:
             self._push(self._ends, (self.now_s + duration_s, self._stamp, block))
 
     def remove(self, block: int) -> None:
@@ -299,7 +305,7 @@ class IdleBlocks:
 
     def forget(self, block: int) -> None:
         """Forget a block that is no longer visible and has no children."""
-        self._worth.pop(block, None)
+        self._retention.pop(block, None)
         self._marked.discard(block)
         parent = self._parent[block]
         if parent is not None:
@@ -310,7 +316,7 @@ class IdleBlocks:
 
     def clear(self) -> None:
         """Forget all idle and visible blocks."""
-        for part in (self._plain, self._kept, self._worth, self._marked):
+        for part in (self._plain, self._kept, self._retention, self._marked):
             part.clear()
         self._leaves.clear()
         self._ends.clear()
@@ -323,12 +329,12 @@ class IdleBlocks:
         while self._ends and self._ends[0][0] <= now_s:
             _, stamp, block = heappop(self._ends)
             if self._kept.get(block) == stamp:
-                del self._worth[block]
+                del self._retention[block]
                 self._offer(block)
 
     def _offer(self, block: int) -> None:
         if not self._children[block]:
-            self._push(self._leaves, (self.worth(block).priority, self._kept[block], block))
+            self._push(self._leaves, (self.retention_of(block).priority, self._kept[block], block))
 
     def _first_leaf(self) -> _Entry | None:
         leaves = self._leaves
@@ -338,7 +344,7 @@ class IdleBlocks:
 
     def _is_current(self, entry: _Entry) -> bool:
         priority, stamp, block = entry
-        return self._kept.get(block) == stamp and self.worth(block).priority == priority
+        return self._kept.get(block) == stamp and self.retention_of(block).priority == priority
 
     def _head(self) -> _Entry:
         block, stamp = next(iter(self._plain.items()))
@@ -598,18 +604,18 @@ class BlockPool:
         return self.available_blocks - (hit - held)
 
     def acquire(
-        self, chain: Sequence[int], hit: int, worths: Sequence[Worth] | None = None
+        self, chain: Sequence[int], hit: int, retentions: Sequence[BlockRetention] | None = None
     ) -> list[int]:
-        """Hold the first `hit` blocks of `chain`, and return their ids. `worths` has the worth of
-        each block to its new holder; None means the default. Raises KeyError unless all blocks are
-        visible.
+        """Hold the first `hit` blocks of `chain`, and return their ids. `retentions` has the
+        retention of each block to its new holder; None means the default. Raises KeyError unless
+        all blocks are visible.
         """
         by_hash = self._by_hash
         ids = [by_hash[chain[depth]] for depth in range(hit)]
         for block in ids:
             self._hold(block)
-        if worths is not None or self._idle.has_worths:
-            self._rate(ids, worths)
+        if retentions is not None or self._idle.has_retentions:
+            self._rate(ids, retentions)
         return ids
 
     def allocate(self, count: int) -> list[int] | None:
@@ -645,7 +651,7 @@ class BlockPool:
         hashes: Sequence[int],
         parent_hash: int | None,
         tokens: Tokens,
-        worths: Sequence[Worth] | None = None,
+        retentions: Sequence[BlockRetention] | None = None,
     ) -> list[int]:
         """Make computed private blocks visible to other requests, and return the ids to hold from
         now on.
@@ -654,8 +660,8 @@ class BlockPool:
         are their chain hashes, and `tokens` is int32[len(ids) * block_size]. If another block is
         already visible under the same hash, the caller's own block is freed and the caller holds
         the visible one instead: the memory is shared, and the prefix stays held without a gap.
-        `worths` has the worth of each block as in `acquire`. Raises ValueError if the parent is not
-        visible or a block is not private.
+        `retentions` has the retention of each block as in `acquire`. Raises ValueError if the
+        parent is not visible or a block is not private.
         """
         if parent_hash is not None and parent_hash not in self._by_hash:
             raise ValueError(f"parent {parent_hash:#018x} of the published blocks is not visible")
@@ -678,8 +684,8 @@ class BlockPool:
                 self._free.append(block)
                 self._hold(twin)
             parent = held[position]
-        if worths is not None or self._idle.has_worths:
-            self._rate(held, worths, {held[position] for position in fresh})
+        if retentions is not None or self._idle.has_retentions:
+            self._rate(held, retentions, {held[position] for position in fresh})
         if self._record:
             self._record_stored(held, hashes, parent_hash, tokens, fresh)
         return held
@@ -832,10 +838,13 @@ class BlockPool:
         self._references[block] += 1
 
     def _rate(
-        self, ids: Sequence[int], worths: Sequence[Worth] | None, fresh: Collection[int] = ()
+        self,
+        ids: Sequence[int],
+        retentions: Sequence[BlockRetention] | None,
+        fresh: Collection[int] = (),
     ) -> None:
         """Set the worths that a holder gives its blocks; None means the default."""
-        given = [STANDARD] * len(ids) if worths is None else worths
+        given = [DEFAULT_RETENTION] * len(ids) if retentions is None else retentions
         for block, worth in zip(ids, given, strict=True):
             self._idle.rate(block, worth, block in fresh)
 

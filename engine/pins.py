@@ -54,7 +54,7 @@ class Pins:
         self.max_blocks = max_blocks
         self._pool = pool
         self._pins: dict[int, Pin] = {}
-        self._wanted: Counter[int] = Counter()  # how many pins want a chain hash
+        self._pin_counts: Counter[int] = Counter()  # how many pins want a chain hash
 
     @property
     def all(self) -> list[Pin]:
@@ -71,7 +71,7 @@ class Pins:
     @property
     def wanted_blocks(self) -> int:
         """Number of blocks of all pins, cached or not; a shared block counts once."""
-        return len(self._wanted)
+        return len(self._pin_counts)
 
     @property
     def held_blocks(self) -> int:
@@ -106,7 +106,7 @@ class Pins:
         if pin is None:
             self._check_room(chain)
             pin = self._pins[chain[-1]] = Pin(tuple(chain))
-            self._wanted.update(chain)
+            self._pin_counts.update(chain)
         pin.until_s = until_s
         self._top_up(pin)
         return pin
@@ -116,7 +116,7 @@ class Pins:
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
-        self._wanted -= Counter(pin.chain)  # drops blocks that no pin wants
+        self._pin_counts -= Counter(pin.chain)  # drops blocks that no pin wants
         self._pool.release(pin.block_ids)
         return True
 
@@ -142,7 +142,7 @@ class Pins:
         pool.release(before)
 
     def _check_room(self, chain: Sequence[int]) -> None:
-        fresh = sum(block_hash not in self._wanted for block_hash in chain)
+        fresh = sum(block_hash not in self._pin_counts for block_hash in chain)
         if self.wanted_blocks + fresh > self.max_blocks:
             raise PinRefused(
                 "pin_share",

@@ -124,7 +124,7 @@ class Identity:
 UNIDENTIFIED = Identity()
 
 
-def whose(session: str | None, identity: Identity) -> str | None:
+def user_id_of(session: str | None, identity: Identity) -> str | None:
     """Return the id that all requests of one person have in common, as far as the client says.
 
     This is the group, else the session, which is then a group of its own, else the cache group. The

@@ -60,11 +60,11 @@ class Parameter:
         return value
 
 
-def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
+def parameters_of(owner: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a policy or wrapper, by name.
 
     For a class, these are the parameters of its constructor; for a function, its keyword-only
-    parameters. `who` is used in messages, such as "policy hybrid" or "wrapper thresholds". Raises
+    parameters. `owner` is used in messages, such as "policy hybrid" or "wrapper thresholds". Raises
     PolicyError for a parameter without a default, or of a type that text cannot express.
     """
     hints = get_type_hints(attr.__init__ if inspect.isclass(attr) else attr)
@@ -76,7 +76,7 @@ def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
         kind = next((k for k in kinds if k in _CONVERTIBLE), None)
         if parameter.default is parameter.empty or kind is None or len(kinds - {kind}) > 1:
             raise PolicyError(
-                f"{who}: parameter {parameter.name} needs a default and one of the "
+                f"{owner}: parameter {parameter.name} needs a default and one of the "
                 "types float, int, bool, str, or one of these with None"
             )
         optional = type(None) in kinds
@@ -85,23 +85,23 @@ def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def coerce_all(
-    who: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
+    owner: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
 ) -> dict[str, Value]:
     """Return the values of all `valid` parameters: converted from `given`, or else the defaults.
 
-    Raises PolicyError for an unknown parameter or an invalid value. The message has `who`, the name
-    of the policy or wrapper, and the valid parameters.
+    Raises PolicyError for an unknown parameter or an invalid value. The message has `owner`, the
+    name of the policy or wrapper, and the valid parameters.
     """
     names = ", ".join(str(p) for p in valid.values()) or "none"
     values = {p.name: p.default for p in valid.values()}
     for name, text in given.items():
         if name not in valid:
             hint = did_you_mean(name, valid)
-            raise PolicyError(f"{who} has no parameter {name!r}{hint}; valid: {names}")
+            raise PolicyError(f"{owner} has no parameter {name!r}{hint}; valid: {names}")
         try:
             values[name] = valid[name].coerce(text)
         except ValueError as error:
-            raise PolicyError(f"{who}: {name}: {error}; valid: {names}") from error
+            raise PolicyError(f"{owner}: {name}: {error}; valid: {names}") from error
     return values
 
 
@@ -149,15 +149,15 @@ class Kind:
         PolicyError for an unknown name, and lists the valid names. Also raises PolicyError if the
         object is not of this kind, for example a wrapper in place of a policy.
         """
-        who = f"{self.word} {name}"
-        attr = _import(who, self.built_in.get(name) or self._target(name))
+        owner = f"{self.word} {name}"
+        attr = _import(owner, self.built_in.get(name) or self._target(name))
         if inspect.isclass(attr) and callable(getattr(attr, self.method, None)):
             return attr
-        if inspect.isfunction(attr) and _asked_with(attr) == self.arguments:
+        if inspect.isfunction(attr) and _positional_parameters(attr) == self.arguments:
             return attr
         asked = f"{self.method}({', '.join(self.arguments)}"
         raise PolicyError(
-            f"{who} is a {type(attr).__name__}; it must be a class with a method "
+            f"{owner} is a {type(attr).__name__}; it must be a class with a method "
             f"{asked}), or a function {asked}, *, ...)"
         )
 
@@ -190,19 +190,19 @@ WRAPPER = Kind(
 )
 
 
-def _import(who: str, target: str) -> Any:
+def _import(owner: str, target: str) -> Any:
     module_name, _, attr_name = target.partition(":")
     hidden = _find(module_name.partition(".")[0])
     try:
         return getattr(importlib.import_module(module_name), attr_name)
     except ModuleNotFoundError as error:
         hint = hidden or "; install it, or name the folder it is in by PYTHONPATH"
-        raise PolicyError(f"{who}: cannot import {target}: {error}{hint}") from error
+        raise PolicyError(f"{owner}: cannot import {target}: {error}{hint}") from error
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise PolicyError(f"{who}: cannot import {target}: {error}{hidden}") from error
+        raise PolicyError(f"{owner}: cannot import {target}: {error}{hidden}") from error
     except RAISABLE as error:
         told = f"{type(error).__name__}: {error}"
-        raise PolicyError(f"{who}: cannot import {target}: it raised {told}") from error
+        raise PolicyError(f"{owner}: cannot import {target}: it raised {told}") from error
 
 
 def _find(package: str) -> str:
@@ -229,7 +229,7 @@ def _find(package: str) -> str:
     return f"; {own} was not asked, for {package} is an installed module: give yours another name"
 
 
-def _asked_with(function: Callable[..., Any]) -> tuple[str, ...]:
+def _positional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     parameters = inspect.signature(function).parameters.values()
     return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
@@ -508,29 +508,29 @@ def _load(
 ) -> tuple[str, dict[str, Value], Any]:
     name, _, query = text.partition("?")
     name = unquote(name).strip()
-    who = f"{kind.word} {name}"
+    owner = f"{kind.word} {name}"
     attr = kind.find(name)
-    values = coerce_all(who, {**parameters_of(who, attr), **extra}, _pairs(who, query))
+    values = coerce_all(owner, {**parameters_of(owner, attr), **extra}, _pairs(owner, query))
     own = {key: value for key, value in values.items() if key not in extra}
     if not inspect.isclass(attr):
         return name, values, function(attr, own)
     try:
         return name, values, attr(**own)
     except ValueError as error:  # its own validation
-        raise PolicyError(f"{who}: {error}") from error
+        raise PolicyError(f"{owner}: {error}") from error
     except RAISABLE as error:
         told = f"cannot be made, it raised {type(error).__name__}: {error}"
-        raise PolicyError(f"{who}: {told}") from error
+        raise PolicyError(f"{owner}: {told}") from error
 
 
-def _pairs(who: str, query: str) -> dict[str, str]:
+def _pairs(owner: str, query: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         key, equals, value = (unquote(piece) for piece in part.partition("="))
         if not equals:
-            raise PolicyError(f"{who}: {part!r} is not of the form key=value")
+            raise PolicyError(f"{owner}: {part!r} is not of the form key=value")
         if key in pairs:
-            raise PolicyError(f"{who}: parameter {key} is given twice")
+            raise PolicyError(f"{owner}: parameter {key} is given twice")
         pairs[key] = value
     return pairs
 

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from router.migration.stream import Migrations
     from router.names.model_names import ModelNames
     from router.picker.port import PickerPort
-    from router.replicas.former import FormerRouters, Teller
+    from router.replicas.former import FormerRouters, OpenRequestReporter
     from router.replicas.replica import Replica
     from router.restart.saved_caches import StateKeeper
 
@@ -129,12 +129,12 @@ class Router:
             http,
             self.zmq,
             time.monotonic,
-            self.dispatcher.tell if config.kv_state is None else self._tell,
+            self.dispatcher.handle_fact if config.kv_state is None else self._on_worker_fact,
             fleet_terms(config),
             first_seq=core.caches.first_question,
             wants_snapshot=core.caches.wants_snapshot,
             trust=trust or WorkerTrust(config.workers_tls),
-            relay=NativeRelay.wanted(config.relay),
+            relay=NativeRelay.if_available(config.relay),
             grpc=_grpc_opener(config, lambda: self._context.terms.relay),
             claim=None if replica is None else replica.sharing.kv.claim,
             worker_count=lambda: len(self.fleet.members),
@@ -188,7 +188,7 @@ class Router:
         from router.replicas.replica import Replica
 
         use = None if self.api_keys is None else self.api_keys.shared_use
-        return Replica(replica_terms(config), core, self.dispatcher.tell, use)
+        return Replica(replica_terms(config), core, self.dispatcher.handle_fact, use)
 
     def _former(self, config: Config) -> FormerRouters | None:
         """Return the object that follows earlier routers at a hot restart, or None if `hot_restart`
@@ -198,7 +198,7 @@ class Router:
             return None
         from router.replicas.former import FormerRouters
 
-        core, tell = self.dispatcher.core, self.dispatcher.tell
+        core, tell = self.dispatcher.core, self.dispatcher.handle_fact
         return FormerRouters(core, tell, time.monotonic, _shares(config))
 
     def _discovery(self) -> Discovery:
@@ -385,10 +385,10 @@ class Router:
         core = self.dispatcher.core
         while True:
             await self._until_tick()
-            self.dispatcher.tell(Tick(self.dispatcher.clock()))
+            self.dispatcher.handle_fact(Tick(self.dispatcher.clock()))
             self.waiting.tick()
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
-            self.service.tell_halves()
+            self.service.log_unusable_roles()
             if self._kserve is not None:
                 self._kserve.check_inputs()
             if self.roles is not None:
@@ -471,13 +471,13 @@ class Router:
         if self._keeper is not None:
             await self._keeper.save()
 
-    def teller(self, line: socket.socket) -> Teller:
+    def open_request_reporter(self, line: socket.socket) -> OpenRequestReporter:
         """Return the object that reports this router's running requests to the router that replaces
         it, over the connection `line`.
         """
-        from router.replicas.former import Teller
+        from router.replicas.former import OpenRequestReporter
 
-        return Teller(line, self.dispatcher.core, time.monotonic)
+        return OpenRequestReporter(line, self.dispatcher.core, time.monotonic)
 
     def retire(self, why: str) -> None:
         """Make `/ready` answer that the router is not ready from now on, with the reason `why`."""
@@ -518,10 +518,10 @@ class Router:
             threads.shutdown(wait=False, cancel_futures=True)
         self.zmq.destroy(linger=0)
 
-    def _tell(self, fact: WorkerFact) -> None:
+    def _on_worker_fact(self, fact: WorkerFact) -> None:
         if self._keeper is not None and isinstance(fact, WorkerChange):
-            fact = self._keeper.heard(fact)
-        self.dispatcher.tell(fact)
+            fact = self._keeper.with_saved_cache(fact)
+        self.dispatcher.handle_fact(fact)
 
     def _resync(self, worker_id: int, from_seq: int) -> None:
         member = self.fleet.members.get(worker_id)

@@ -69,7 +69,7 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     counts = heads.stop - heads.start, kv_heads.stop - kv_heads.start
     wide: torch.dtype = getattr(torch, dtype)
     shape = AttentionShape(*counts, config.head_dim, wide.itemsize)
-    made = calibrate(shape, DecodeTimer(shape, wide, device), tell=_print_progress)
+    made = calibrate(shape, DecodeTimer(shape, wide, device), on_progress=_print_progress)
     ways = WayTimer(config, shape, made.costs, wide, device).times()
     write_costs(out, made, device, ways)
     for one in made.measured:

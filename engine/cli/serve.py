@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
             return _measure(flags, limits)
         loaded = _load(flags, limits, scheduler)
     settings = replace(settings, kv_tokens=loaded.capacity.tokens, scheduler=loaded.scheduler)
-    loaded = replace(loaded, tell=_print_progress)
+    loaded = replace(loaded, report=_print_progress)
     return _serve(settings, loaded, announce)
 
 

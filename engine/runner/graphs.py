@@ -75,7 +75,7 @@ class DecodeGraphs:
         vocab: int,
         dtype: torch.dtype,
         device: str = "cpu",
-        tell: Callable[[str], None] = log.info,
+        report: Callable[[str], None] = log.info,
         planner: Planner | None = None,
         fell_back: Callable[[], FellBack] = dict,
     ) -> None:
@@ -95,7 +95,7 @@ class DecodeGraphs:
         except Exception as error:  # noqa: BLE001 - what a model raises is of no common kind
             self._turn_off("a capture that failed", error)
             return
-        tell(
+        report(
             f"{len(self._sizes)} graphs of 1..{rows} decodes with up to "
             f"{self._room.pages * block_size} tokens each, {self._room.tokens} together, in "
             f"{time.monotonic() - begun_s:.1f} s"

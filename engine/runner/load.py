@@ -101,7 +101,7 @@ class Loaded:
     int8: Int8Choice | None = None  # the backend of INT8 weights, if there are any
     planner: Planner | None = None  # plans the kernels' reads, if kernels compute attention
     kv: KvMemory | None = None  # None: it is where transfers do not reach
-    tell: Callable[[str], None] = log.info
+    report: Callable[[str], None] = log.info
 
     def runner(
         self,
@@ -161,7 +161,7 @@ class Loaded:
             self.config.vocab,
             self.model.logits_dtype,
             self.device,
-            self.tell,
+            self.report,
             self.planner,
             lambda: self.model.fell_back,
         )

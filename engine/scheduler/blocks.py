@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from engine.block_pool import BlockPool, Worth
+from engine.block_pool import BlockPool, BlockRetention
 from engine.pins import Pins
 from engine.scheduler.request import Request
 from engine.scheduler.types import SchedulerSettings
@@ -89,7 +89,7 @@ class RequestBlocks:
         if self._groups is not None:
             self._plan_ends(request, hit)
             self._pool.touch_end(request.chain, hit)
-        held = self._pool.acquire(request.chain, hit, self._worths(request, 0, hit))
+        held = self._pool.acquire(request.chain, hit, self._retentions(request, 0, hit))
         fresh = self._pool.allocate(self.fresh(request, hit))
         if fresh is None:
             raise AssertionError(f"request {request.request_id} was admitted without room")
@@ -140,7 +140,7 @@ class RequestBlocks:
             request.chain[start:stop],
             request.chain[start - 1] if start else None,
             request.tokens(start * self._block_size, stop * self._block_size),
-            self._worths(request, start, stop),
+            self._retentions(request, start, stop),
         )
         request.visible_blocks = stop
         while request.ends and request.ends[0] <= stop:
@@ -238,14 +238,14 @@ class RequestBlocks:
         """
         return self._blocks(request.token_limit - 1)
 
-    def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
+    def _retentions(self, request: Request, start: int, stop: int) -> list[BlockRetention] | None:
         """Return the worths that the request gives to its blocks `start`..`stop`; None if it gives
         none.
         """
         retention = request.retention
         if retention is None:
             return None
-        return retention.worths(start, stop, self._block_size, request.prompt_tokens)
+        return retention.block_retentions(start, stop, self._block_size, request.prompt_tokens)
 
     def _own(self, request: Request, blocks: int) -> None:
         request.own_blocks += blocks

@@ -73,7 +73,7 @@ def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float)
     )
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RequestSummary(msgspec.Struct, frozen=True):
     """A short description of one unfinished request, for a list of requests."""
 
     request: str  # the id in its answer
@@ -85,9 +85,11 @@ class Standing(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-def standing(request: Request, name: str, position: int | None, now_s: float) -> Standing:
+def request_summary(
+    request: Request, name: str, position: int | None, now_s: float
+) -> RequestSummary:
     """Return the short description of `request`, whose answer has the id `name`."""
-    return Standing(
+    return RequestSummary(
         name,
         request.state.value,
         request.reason.value if request.reason else None,

@@ -225,7 +225,7 @@ async def _answer(
         answer.kv_transfer_params = worker.kv_of(answer)
         response = web.Response(body=answer.body(), content_type="application/json")
         if answer.kv_transfer_params is not None:
-            await _tell(http, worker, answer, response)
+            await _send_with_kv_location(http, worker, answer, response)
         return response
     finally:
         # Also if the client has left: then the server cancels the handler. A request whose answer
@@ -234,7 +234,9 @@ async def _answer(
             worker.abandon(answer)
 
 
-async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web.Response) -> None:
+async def _send_with_kv_location(
+    http: web.Request, worker: Worker, answer: Answer, response: web.Response
+) -> None:
     """Send an answer that says where its prompt's KV is, and record that it was sent, unless its
     client has hung up before.
     """

@@ -25,7 +25,7 @@ from engine.block_pool import BlockPool
 from engine.pins import Export
 from engine.sampling.params import SamplingParams
 from engine.sampling.stops import StopText
-from engine.scheduler.explain import Explanation, Standing, explain, standing, waiting
+from engine.scheduler.explain import Explanation, RequestSummary, explain, request_summary, waiting
 from engine.scheduler.request import Request, State
 from engine.scheduler.types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
@@ -406,7 +406,7 @@ class Worker:
             if name in (answer.answer_id, answer.answer_id.partition("-")[2])
         ]
 
-    def overview(self, most: int) -> list[Standing]:
+    def overview(self, most: int) -> list[RequestSummary]:
         """Return up to `most` unfinished requests: waiting ones in the order of the queue, then the
         others.
         """
@@ -418,7 +418,7 @@ class Worker:
             answer, _ = self._choices.get(request.request_id, (None, None))
             name = answer.answer_id if answer is not None else ""
             position = place if place < len(queue) else None
-            found.append(standing(request, name, position, now_s))
+            found.append(request_summary(request, name, position, now_s))
         return found
 
     def _on_step(self, step: Step, outputs: list[Output], now_s: float) -> None:

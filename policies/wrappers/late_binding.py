@@ -57,7 +57,7 @@ class LateBinding:
             raise ValueError(f"max_wait_s is {self.max_wait_s}; it must be finite, above 0")
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        row = self._worth_a_wait(costs, request, fleet)
+        row = self._row_to_wait_for(costs, request, fleet)
         if row < 0:
             return costs
         if fleet.queued_prefill_tokens[row] > fleet.step_tokens:
@@ -79,7 +79,7 @@ class LateBinding:
             "missing_s": _missing_s(request, fleet),
         }
 
-    def _worth_a_wait(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
+    def _row_to_wait_for(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
         """Return the row of the worker to wait for, or -1 if the request should not wait."""
         hits = fleet.hit_tokens
         left = 1.0 - request.held_s / self.max_wait_s

@@ -329,13 +329,13 @@ def _forced(request: Request) -> bool:
     return force == "true"
 
 
-def known_host(asked: str, names: tuple[str, ...]) -> bool:
+def known_host(host: str, names: tuple[str, ...]) -> bool:
     """Return True if the field `Host` is an address, localhost, or one of `names`.
 
     An attacker can make a name point to another server, but cannot serve a page under an address
     that is not that server's own.
     """
-    name = asked.strip().lower()
+    name = host.strip().lower()
     if name.startswith("["):
         name = name[1:].partition("]")[0]
     else:

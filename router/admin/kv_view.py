@@ -81,7 +81,7 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
         worker=worker.worker_id,
         url=worker.facts.name,
         block_size=worker.facts.block_size,
-        has_events=worker.tells,
+        has_events=worker.has_usable_events,
         known=kv.known,
         exact=kv.exact,
         resyncing=kv.resyncing,

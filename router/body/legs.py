@@ -122,7 +122,9 @@ class TransferAttempt:
 class Handover:
     """The data that the router takes from the answer to a prefill leg."""
 
-    told: bytes | None = None  # the data that `Transfer.decode` gets; None: the KV was not kept
+    decode_data: bytes | None = (
+        None  # the data that `Transfer.decode` gets; None: the KV was not kept
+    )
     # The client's, where the request is over with its first token: no second leg follows.
     reply: HeldReply | None = None
     # The call that frees the KV if no leg will read it; None: the worker frees it after a time of
@@ -135,8 +137,8 @@ class Transfer(Protocol):
 
     The methods make the request bodies of both legs from the client's body, which is a JSON object.
     One object serves all requests and edits long bodies on other threads, so it stores nothing
-    about a request. `TransferAttempt` and `Handover.told` carry data from the prefill leg to the
-    decode leg.
+    about a request. `TransferAttempt` and `Handover.decode_data` carry data from the prefill leg to
+    the decode leg.
     """
 
     @property
@@ -151,8 +153,8 @@ class Transfer(Protocol):
     def concurrent(self) -> bool:
         """True if the prefill leg and the decode leg start at the same time.
 
-        Then the method `read` is not called, `Handover.told` is None, and each prefill worker has a
-        `BootstrapAddress`.
+        Then the method `read` is not called, `Handover.decode_data` is None, and each prefill
+        worker has a `BootstrapAddress`.
         """
 
     @property
@@ -169,9 +171,9 @@ class Transfer(Protocol):
         for an invalid body.
         """
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        """Return the decode leg of a request. `told` is the data from the prefill worker's answer
-        (`Handover.told`), or None if there is none.
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
+        """Return the decode leg of a request. `data` is the data from the prefill worker's answer
+        (`Handover.decode_data`), or None if there is none.
         """
 
 
@@ -215,8 +217,8 @@ class Nixl:
         params = answer[field[0] : field[1]]
         return Handover(params if _names_kv(params) else None)
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        return Leg(body if told is None else with_fields(body, {PARAMS: told}))
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
+        return Leg(body if data is None else with_fields(body, {PARAMS: data}))
 
 
 RELEASE = "/kv/release"  # where a worker takes a `Handover.release`
@@ -236,7 +238,7 @@ class Warmroute(Nixl):
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         handover = super().read(answer, of)
         names = ("remote_request_id", "remote_registration_generation")
-        request_id, generation = values_in(handover.told or b"", names)
+        request_id, generation = values_in(handover.decode_data or b"", names)
         if request_id is None or generation is None:
             return handover
         body = b'{"request_id":%b,"generation":%b}' % (request_id, generation)
@@ -301,10 +303,10 @@ class Trtllm:
             told["ids"] = ids
         return Handover(with_fields(b"{}", told))
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        if told is None:  # the answer of the first leg was not read
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
+        if data is None:  # the answer of the first leg was not read
             return Leg(body)
-        params, ids = values_in(told, (_TRTLLM_PARAMS, "ids"))
+        params, ids = values_in(data, (_TRTLLM_PARAMS, "ids"))
         assert params is not None, "as `read` wrote it"
         fields = {_TRTLLM_PARAMS: params}
         if ids is not None:
@@ -382,7 +384,7 @@ class Rooms:
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         return Handover()
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
         bootstrap, fields = _met(of)
         if of.decode_rank is not None:
             fields["routed_dp_rank"] = b"%d" % of.decode_rank
@@ -428,7 +430,7 @@ class Mooncake:
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         return Handover()
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
         bootstrap = self._bootstrap(of)
         params = (
             b'{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":%b,'
@@ -471,7 +473,7 @@ class Sidecar:
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         raise AssertionError("the sidecar reads it")
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
         return Leg(body)
 
 

@@ -678,7 +678,7 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
     return scanned_of(
         fields,
         limits,
-        messages=messages_in([_told(message) for message in said], limits),
+        messages=messages_in([_without_cache_marks(message) for message in said], limits),
         max_output_tokens=fields.max_tokens,
         attribution=attribution,
         options=PromptOptions(tools=_functions(fields.tools, "input_schema")),
@@ -689,7 +689,7 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _told(message: Message) -> Message:
+def _without_cache_marks(message: Message) -> Message:
     """Return the message with its text as its content if that text is its only part. Marks of
     `cache_control` are left out: clients move them to the last message in each turn, and no engine
     makes tokens of them.

@@ -42,19 +42,19 @@ class AdminClient:
 
     def text(self, path: str) -> str:
         """Return the answer to a GET of `path` as text. Raises AdminError if the request fails."""
-        return self._asked("GET", path, None).decode(errors="replace")
+        return self._request("GET", path, None).decode(errors="replace")
 
     def data(self, path: str, most_bytes: int) -> bytes:
         """Return the answer to a GET of `path` as bytes. Raises AdminError if the request fails or
         the answer has more than `most_bytes`.
         """
-        return self._asked("GET", path, None, most_bytes)
+        return self._request("GET", path, None, most_bytes)
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def request(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request with a JSON body, and return the JSON answer. Raises AdminError if the
         request fails.
         """
-        data = self._asked(method, path, None if body is None else json.dumps(body).encode())
+        data = self._request(method, path, None if body is None else json.dumps(body).encode())
         try:
             return json.loads(data)
         except ValueError as error:
@@ -62,7 +62,7 @@ class AdminClient:
                 f"{method} {self.url}{path}: no JSON came back; is this the admin port?"
             ) from error
 
-    def _asked(
+    def _request(
         self, method: str, path: str, body: bytes | None, most_bytes: int = _MOST_BYTES
     ) -> bytes:
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
@@ -173,9 +173,9 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
     """
     action, worker = args.action, args.worker
     if action == "list":
-        answer = admin.ask("GET", "/workers")
+        answer = admin.request("GET", "/workers")
     elif action == "add":
-        answer = admin.ask("POST", "/workers", worker)
+        answer = admin.request("POST", "/workers", worker)
     else:
         one = "" if "://" in worker else f"/{quote(worker, safe='')}"
         query = [] if one else [f"url={quote(worker, safe='')}"]
@@ -185,7 +185,7 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
         else:
             method, path = "POST", f"/workers{one}/{action}"
         body = None if args.role is None else {"role": args.role}
-        answer = admin.ask(method, path + ("?" + "&".join(query) if query else ""), body)
+        answer = admin.request(method, path + ("?" + "&".join(query) if query else ""), body)
     rows: list[dict[str, Any]] = answer.get("workers", [answer])
     return rows
 

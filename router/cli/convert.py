@@ -65,7 +65,7 @@ class Converted:
         flag that was not.
         """
         lines = [f"{self.peer.name} {self.peer.release}: flags taken over: {self.taken}"]
-        return "\n".join([*lines, *(f"  {line}" for line in _told(self.notes))]) + "\n"
+        return "\n".join([*lines, *(f"  {line}" for line in _lines_by_reason(self.notes))]) + "\n"
 
 
 @dataclass(slots=True)
@@ -190,14 +190,14 @@ class _Draft:
             out += [f"{before}{indent}{line}" for line in self.lines[path].split("\n")]
         if self.notes:
             out += ["", "# Without a line above:"]
-            out += [f"# {line}" for line in _told(self.notes)]
+            out += [f"# {line}" for line in _lines_by_reason(self.notes)]
         if self.differing:
             out += ["", "# Defaults that differ; those of warmroute apply:"]
             out += [f"# {line}" for line in self.differing]
         return "\n".join(out) + "\n"
 
 
-def _told(notes: Iterable[tuple[str, str]]) -> list[str]:
+def _lines_by_reason(notes: Iterable[tuple[str, str]]) -> list[str]:
     """Return for each reason one line with all flags that have this reason."""
     flags: dict[str, list[str]] = {}
     for flag, why in notes:
@@ -411,12 +411,14 @@ def _add_facts(draft: _Draft, given: _Given, workers: list[dict[str, Any]]) -> N
             of = [one for one in workers if one["url"] == _worker(url)["url"]]
             for one in of:  # of several ranks the first is named; the ports count up from there
                 one[key] = endpoints.partition(",")[0]
-            _tell(draft, given, name, bool(of), "it names no worker of the command line")
+            _mark_taken_or_note(
+                draft, given, name, bool(of), "it names no worker of the command line"
+            )
     size = given.last("--kv-event-block-size")
     for one in workers:
         if size is not None and size.isdecimal() and "events" in one:
             one["block_size"] = int(size)
-    _tell(
+    _mark_taken_or_note(
         draft,
         given,
         "--kv-event-block-size",
@@ -428,11 +430,13 @@ def _add_facts(draft: _Draft, given: _Given, workers: list[dict[str, Any]]) -> N
     for one in workers:
         if passes and "role" in one and connector != "nixl":
             one["transfer"] = connector
-    _tell(draft, given, "--kv-connector", passes, "KV passes by nixl or mooncake here")
+    _mark_taken_or_note(
+        draft, given, "--kv-connector", passes, "KV passes by nixl or mooncake here"
+    )
     for one in workers:
         if given.last("--backend") == "openai":
             one["kind"] = "openai"
-    _tell(
+    _mark_taken_or_note(
         draft,
         given,
         "--backend",
@@ -441,7 +445,7 @@ def _add_facts(draft: _Draft, given: _Given, workers: list[dict[str, Any]]) -> N
     )
 
 
-def _tell(draft: _Draft, given: _Given, name: str, taken: bool, why: str) -> None:
+def _mark_taken_or_note(draft: _Draft, given: _Given, name: str, taken: bool, why: str) -> None:
     if taken:
         draft.taken.add(name)
     elif name in given.values:
@@ -466,7 +470,7 @@ def _static(draft: _Draft, given: _Given) -> None:
     draft.items("workers", found)
     if len(found) > Config().limits.workers:
         draft.put("limits.workers", len(found), "--static-backends", "as many as there are")
-    _tell(
+    _mark_taken_or_note(
         draft,
         given,
         "--static-models",
@@ -475,7 +479,9 @@ def _static(draft: _Draft, given: _Given) -> None:
     )
     of_roles = any("role" in one for one, _ in found)
     for name in ("--static-model-labels", "--prefill-model-labels", "--decode-model-labels"):
-        _tell(draft, given, name, of_roles, "give `role: prefill` or `decode` to the workers")
+        _mark_taken_or_note(
+            draft, given, name, of_roles, "give `role: prefill` or `decode` to the workers"
+        )
 
 
 def _pods(draft: _Draft, given: _Given) -> None:
@@ -486,9 +492,11 @@ def _pods(draft: _Draft, given: _Given) -> None:
     of_pods = [name for name, row in given.rows.items() if row.how == "of_pods"]
     if given.peer.letter == "p" and given.last(flag) != "k8s":
         static = given.last(flag) == "static"
-        _tell(draft, given, flag, static, "list the workers, or name a source of discovery")
+        _mark_taken_or_note(
+            draft, given, flag, static, "list the workers, or name a source of discovery"
+        )
         for name in of_pods:
-            _tell(draft, given, name, False, "the workers are a list here")
+            _mark_taken_or_note(draft, given, name, False, "the workers are a list here")
         return
     namespace = given.last("--service-discovery-namespace") or given.last("--k8s-namespace")
     where = namespace or "default"
@@ -521,7 +529,7 @@ def _policy(draft: _Draft, given: _Given) -> None:
     by_wait = given.last("--power-of-two-load-metric") in (None, "expected_wait")
     if theirs == "power_of_two" and given.peer.letter == "s" and by_wait:
         rule = "smg_expected_wait"
-    _tell(
+    _mark_taken_or_note(
         draft,
         given,
         "--power-of-two-load-metric",

@@ -50,13 +50,13 @@ async def find_engines(specs: Sequence[WorkerSpec], ports: Iterable[int]) -> lis
     """
     async with WorkerTrust().session() as http:
         if specs:
-            return list(await asyncio.gather(*(_ask(http, spec) for spec in specs)))
+            return list(await asyncio.gather(*(_recognize(http, spec) for spec in specs)))
         local = (WorkerSpec(f"http://127.0.0.1:{port}") for port in ports)
-        found = await asyncio.gather(*(_ask(http, spec) for spec in local))
+        found = await asyncio.gather(*(_recognize(http, spec) for spec in local))
         return [one for one in found if one.recognized is not None]
 
 
-async def _ask(http: aiohttp.ClientSession, spec: WorkerSpec) -> FoundWorker:
+async def _recognize(http: aiohttp.ClientSession, spec: WorkerSpec) -> FoundWorker:
     try:
         async with asyncio.timeout(_ENGINE_S):
             return FoundWorker(spec, await recognize(http, spec, _ANSWER_S))

@@ -59,7 +59,7 @@ async def serve(
     async with trust.session() as http:
         router = Router(config, http, trust)
         server = Server(router, files, read_config, _follower(argv, config))
-        server.obey()
+        server.handle_signals()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
         beating = asyncio.create_task(server.pulse.run(), name="pulse")
@@ -73,7 +73,7 @@ async def serve(
                 task.cancel()
             await asyncio.wait([ticking, checking, beating])
             await router.aclose()
-            server.obey_no_more()
+            server.handle_stop_signals_only()
             router.hang_watch.stop()
             release()
 
@@ -109,7 +109,7 @@ class Server:
         self._lingering: asyncio.Task[None] | None = None  # another router serves in our place
         router.metrics.register(lambda: server_metrics(self._client.server))
 
-    def obey(self) -> None:
+    def handle_signals(self) -> None:
         """Begin to handle the signals that stop, reload or replace the router."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,7 +117,7 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._follow)
 
-    def obey_no_more(self) -> None:
+    def handle_stop_signals_only(self) -> None:
         """Handle only the signals that stop the router from now on. gRPC keeps a reference to the
         event loop; handlers that stay in the loop would keep the router and its native objects
         until after the end of the interpreter.
@@ -144,7 +144,7 @@ class Server:
         found = () if handover is None else handover.found
         router.discovery.start(workers, config.discovery, found)
         if before is not None and handover is not None:  # it serves meanwhile
-            await router.discovery.heard(_HEARD_S)
+            await router.discovery.wait_until_reported(_HEARD_S)
             await self._resume(before, handover)
             client, admin = await self._listen()
         if self._admin is not None:
@@ -177,10 +177,12 @@ class Server:
         from router.restart.hot_restart import HandoverServer
 
         if before is not None:
-            await before.serving(router.former.gone if before.handover.tells else None)
+            await before.serving(router.former.wait_until_gone if before.handover.tells else None)
             router.former.serve(zip(before.lines, before.handover.lines, strict=True))
         path = Path(socket_path)
-        self._handover = HandoverServer(path, self.leave, self.hand_over, router.teller)
+        self._handover = HandoverServer(
+            path, self.leave, self.hand_over, router.open_request_reporter
+        )
         self._handover.start()
 
     def _picker_shown(self) -> str:

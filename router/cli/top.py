@@ -63,9 +63,9 @@ def look(admin: AdminClient) -> Look:
     """Return the router's present state, read from the admin port. Raises AdminError if it cannot
     be read.
     """
-    answer = admin.ask("GET", "/workers")
+    answer = admin.request("GET", "/workers")
     rows, sources = answer["workers"], answer.get("sources", [])
-    decisions = admin.ask("GET", f"/explain?last={_LATEST}")["decisions"]
+    decisions = admin.request("GET", f"/explain?last={_LATEST}")["decisions"]
     try:
         totals, held = counted(admin.text("/metrics"))
     except WireError as error:

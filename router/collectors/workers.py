@@ -316,7 +316,7 @@ def discovery_metrics(discovery: Discovery, fleet: FleetManager) -> Iterator[Met
         "1 if the router can read the source of workers; 0 if the router cannot, or if the source "
         "suddenly lists no worker",
         "source",
-        {key: 0 if one.trouble or not one.heard else 1 for key, one in sources.items()},
+        {key: 0 if one.trouble or not one.has_reported else 1 for key, one in sources.items()},
     )
     yield gauges(
         f"{name}_workers",

@@ -373,7 +373,7 @@ class RouterCore:
         self.peer_requests.take(fact)
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
-    def tell_open(self, listener: RequestListener) -> None:
+    def report_open_charges(self, listener: RequestListener) -> None:
         """Report all open charges to a listener that was added while requests were in flight."""
         answers = [(pending, pending.charge) for pending in self._pending.values()]
         prefills = [
@@ -410,11 +410,11 @@ class RouterCore:
                     self._release_prefill_leg(pending, fact.now_s, None)
                 actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
             if (worker := self.workers.get(fact.worker_id)) is not None:
-                self.disaggregation.gone(worker)
+                self.disaggregation.forget_worker(worker)
         if fact.state in ("gone", "down"):
             self.session_tracking.lost(self.workers.get(fact.worker_id))
         if fact.state in ("gone", "down") and (worker := self.workers.get(fact.worker_id)):
-            self.health.silences.heard(worker)
+            self.health.silences.end_silence(worker)
         actions += self.caches.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
@@ -438,7 +438,7 @@ class RouterCore:
             self._drop(pending, fact.now_s)
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
-            actions += self._ask_last(pending, fact.now_s)
+            actions += self._dispatch_or_reject(pending, fact.now_s)
         refused_max = math.inf if self.guard.asks_held(fact.now_s) else REFUSED_MAX
         return [*actions, *self._ask_held(fact.now_s, refused_max)]
 
@@ -639,7 +639,7 @@ class RouterCore:
         actions = chain.from_iterable(self._place(pending, now_s, "held") for pending in sweep)
         return [action for action in actions if not isinstance(action, Hold)]
 
-    def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
+    def _dispatch_or_reject(self, pending: Pending, now_s: float) -> list[Action]:
         """Try once more to dispatch a held request whose time limit is reached, or reject it."""
         deadline_s = pending.arrival.deadline_s
         # Beyond the deadline the client no longer waits.

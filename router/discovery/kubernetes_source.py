@@ -342,7 +342,7 @@ class InferencePoolSource:
                     if pods is not None:
                         await followed.end(pods)
                     pods = followed.begin(pods_of(self._spec, self._terms)) if self._terms else None
-                for report in self._said(pools, pods):
+                for report in self._due_reports(pools, pods):
                     if objectives is not None:
                         report = with_objectives(report, objectives, self._spec)
                     if report != told:
@@ -370,7 +370,9 @@ class InferencePoolSource:
         then = before and before.selector
         return then != (self._terms and self._terms.selector)
 
-    def _said(self, pools: Collection[InferencePool], pods: Collection[Pod] | None) -> list[Report]:
+    def _due_reports(
+        self, pools: Collection[InferencePool], pods: Collection[Pod] | None
+    ) -> list[Report]:
         """Return the reports that are due now. A worker whose pod or pool was deleted is reported
         as stopping before it is left out. So the fleet can tell a deletion from an outage, in which
         workers are missing without having been reported as stopping.

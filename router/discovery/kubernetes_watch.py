@@ -271,7 +271,7 @@ class Collection(Generic[Kind]):
         delivered anything. Raises TooOldError if the API server no longer has that version.
         """
         async with asyncio.timeout(_ANSWER_S):
-            reply = await self._ask(
+            reply = await self._request(
                 client,
                 watch="true",
                 resourceVersion=objects.version,
@@ -305,7 +305,7 @@ class Collection(Generic[Kind]):
         while True:
             more = {"continue": page} if page else {}
             async with asyncio.timeout(_ANSWER_S):
-                reply = await self._ask(client, limit=_PAGE, **more)
+                reply = await self._request(client, limit=_PAGE, **more)
                 try:
                     self._check(reply.status)
                     data = bytearray()
@@ -321,7 +321,7 @@ class Collection(Generic[Kind]):
             if not page or len(items) > self._resource.most:
                 return Objects(self._resource, listed.metadata.resource_version, items)
 
-    async def _ask(self, client: Any, **options: Any) -> aiohttp.ClientResponse:
+    async def _request(self, client: Any, **options: Any) -> aiohttp.ClientResponse:
         reply = await client.call_api(
             self._resource.path,
             "GET",

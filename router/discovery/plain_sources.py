@@ -137,25 +137,25 @@ class DnsSource:
     def __init__(self, spec: DnsSpec, answer_s: float = ANSWER_S) -> None:
         self._spec = spec
         self._answer_s = answer_s
-        self._asking: asyncio.Task[Report] | None = None
+        self._resolving: asyncio.Task[Report] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
         """Yield a report for each answer of the resolver."""
         while True:
-            yield await self._asked()
+            yield await self._resolved()
             await asyncio.sleep(self._spec.every_s)
 
-    async def _asked(self) -> Report:
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
+    async def _resolved(self) -> Report:
+        if self._resolving is None:
+            self._resolving = asyncio.create_task(self._resolve())
         # A look-up runs in a thread, which cannot be stopped: the next look waits for it.
-        done, _ = await asyncio.wait({self._asking}, timeout=self._answer_s)
+        done, _ = await asyncio.wait({self._resolving}, timeout=self._answer_s)
         if not done:
             return Report(None, f"{self._spec.name}: no answer from DNS in {self._answer_s:g} s")
-        answer, self._asking = self._asking, None
+        answer, self._resolving = self._resolving, None
         return answer.result()
 
-    async def _ask(self) -> Report:
+    async def _resolve(self) -> Report:
         spec = self._spec
         loop = asyncio.get_running_loop()
         try:

@@ -372,14 +372,14 @@ class StorePort:
         self,
         store: ClusterStore,
         cluster: Callable[[], Cluster | None],
-        told: Callable[[], list[ReportedWorker]],
+        reported: Callable[[], list[ReportedWorker]],
         changed: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.token: str | None = None  # that each request needs; None: none does
         self._store = store
         self._cluster = cluster
-        self._told = told
+        self._reported = reported
         self._changed = changed
         self._clock = clock
         self._routes = {
@@ -453,7 +453,7 @@ class StorePort:
     def _info(self, request: Request) -> Response:
         cluster = self._cluster()
         least = (1, 1) if cluster is None else cluster.least
-        specs = [one.spec for one in self._told() if not one.stopping]
+        specs = [one.spec for one in self._reported() if not one.stopping]
         by_role = [[s.url for s in specs if s.role == role] for role in _ROLES]
         ready = all(len(urls) >= n for urls, n in zip(by_role, least, strict=True))
         return json_response(

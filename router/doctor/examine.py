@@ -95,7 +95,7 @@ class _Examination:
         """Send the probe's load, watch the servers, and judge. Raises DoctorError if the servers
         cannot be examined.
         """
-        facts = _told(self.options)
+        facts = _client_facts(self.options)
         probes: list[LoadProbe] = []
         measured: Mapping[str, Any] | None = None
         if self.options.probe is not None:
@@ -184,7 +184,7 @@ async def _awaited(wait: Awaitable[T]) -> T:
     return await wait
 
 
-def _told(options: Options) -> ClientFacts:
+def _client_facts(options: Options) -> ClientFacts:
     """Return the facts that the operator gives. Raises DoctorError if one of the operator's files
     cannot be read.
     """

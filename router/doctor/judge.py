@@ -238,7 +238,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(10, "the rate limiter holds requests", _DOCS, model.rate_limited),
     Cause(11, "sequences hold their slots", _DOCS, model.sequences_held),
     Cause(5, "idle instances take single requests", f"{_M}#4387, #5579", model.too_many_instances),
-    Cause(6, "the queue delay waits for nobody", _SEEN, model.delay_for_nobody),
+    Cause(6, "the queue delay waits for nobody", _SEEN, model.queue_delay_without_batch),
     Cause(26, "BLS runs one request per instance", f"{_B}#230, #416, #535", model.bls_serial),
     Cause(28, "a step of the ensemble is too slow", f"{_M}#6422, #7214, #8740", model.slow_step),
     Cause(29, "one Python instance, one request", f"{_M}#6681, #7271", model.python_serial),

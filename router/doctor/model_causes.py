@@ -164,7 +164,9 @@ def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
     return Diagnosis(told, changes, max(min(flying, config.max_batch_size) - m.mean_batch, 0.0))
 
 
-def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
+def queue_delay_without_batch(
+    e: Evidence, server: ServerEvidence, m: ModelEvidence
+) -> Diagnosis | None:
     """Diagnose cause 6: a single request waits for others, which do not arrive, before it is
     executed.
     """
@@ -197,7 +199,7 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Di
     uncached = m.rate * m.service_s  # in flight, if the response cache had answered no request
     if max(m.in_flight, uncached) >= 2 or m.utilisation >= 0.3 or waits:
         return None
-    if _asked_by_another(server, m):  # which alone says how much there is
+    if _called_by_another_model(server, m):  # which alone says how much there is
         return None
     told = (
         f"{number(m.executed_rate)} requests a second of {ms(m.service_s)} overlap seldom: "
@@ -347,7 +349,7 @@ def _as_many(o: ModelEvidence, m: ModelEvidence) -> bool:
     return o.requests > 0 and abs(o.requests - each * m.requests) <= each * most_off
 
 
-def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | None:
+def _model_called_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | None:
     """Return the model that each execution calls for one request after another, waiting each time;
     None if there is none. The called model has one request for each concurrent execution, and the
     same number of requests for each request of this model.
@@ -360,9 +362,9 @@ def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | 
     return None
 
 
-def _asked_by_another(server: ServerEvidence, m: ModelEvidence) -> bool:
+def _called_by_another_model(server: ServerEvidence, m: ModelEvidence) -> bool:
     """Return whether the model's requests come from a Python model, not from clients."""
-    return any(_asked_in_turn(server, o) is m for o in server.models.values())
+    return any(_model_called_in_turn(server, o) is m for o in server.models.values())
 
 
 def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
@@ -379,7 +381,7 @@ def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnos
         active, most = engine.active, engine.most
         limited = engine.active_range[1] <= count * max(m.config.max_batch_size, 1)
         seen = f"{engine.model} never has more than {number(engine.active_range[1])} active"
-    elif (inner := _asked_in_turn(server, m)) is not None:
+    elif (inner := _model_called_in_turn(server, m)) is not None:
         active, most = inner.in_flight, float(inner.config.max_batch_size * inner.config.instances)
         limited = inner.batches and _has_room(inner) and not queues(inner, 1.0)
         seen = f"{inner.config.name} has {number(active)} at a time"
@@ -497,7 +499,7 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
     """Diagnose cause 35: clients wait for each answer before they send the next request."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or queues(m, 1.0):
         return None
-    if _asked_by_another(server, m):
+    if _called_by_another_model(server, m):
         return None
     room, router = m.config.max_batch_size * m.config.instances, e.facts.router
     clients = e.facts.connections

@@ -21,7 +21,7 @@ from router.doctor.clients import counted
 from router.doctor.evidence import SizeTime, sizes_between
 from router.doctor.readings import ExaminedServer, Reading, Tensor, TritonModelConfig
 from router.doctor.report import DoctorError
-from router.engines.adapter import ask
+from router.engines.adapter import fetch
 
 MAX_ANSWER_BYTES = 16 << 20
 WARM_UP = 2  # requests that are not measured: a Python model's first take ten times as long
@@ -155,7 +155,9 @@ class LoadProbe:
         begun_s = self._clock()
         timeout = aiohttp.ClientTimeout(total=max(self._end_s - begun_s, 0.1))
         try:
-            reply = await ask(self._http, self._url, timeout, MAX_ANSWER_BYTES, "POST", self._body)
+            reply = await fetch(
+                self._http, self._url, timeout, MAX_ANSWER_BYTES, "POST", self._body
+            )
             said = "" if reply.status == 200 else reply.body.decode("utf-8", "replace")
             good = reply.status == 200
         except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:

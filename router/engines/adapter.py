@@ -38,7 +38,7 @@ class EngineReply(NamedTuple):
     body: bytes
 
 
-async def ask(
+async def fetch(
     http: aiohttp.ClientSession,
     url: str,
     timeout: aiohttp.ClientTimeout,
@@ -162,7 +162,7 @@ class Interview:
         if url not in self._replies:
             limit = MAX_METRICS_BYTES if url == self.metrics_url else MAX_REPLY_BYTES
             try:
-                self._replies[url] = await ask(self._http, url, self._timeout, limit)
+                self._replies[url] = await fetch(self._http, url, self._timeout, limit)
             except (aiohttp.ClientError, TimeoutError) as error:
                 if url != self.spec.metrics:
                     raise
@@ -176,7 +176,7 @@ class Interview:
         if key not in self._replies:
             url = f"{self.spec.url}{path}"
             timeout = aiohttp.ClientTimeout(total=max(self._timeout.total or 0.0, POST_S))
-            self._replies[key] = await ask(self._http, url, timeout, MAX_METRICS_BYTES, "POST")
+            self._replies[key] = await fetch(self._http, url, timeout, MAX_METRICS_BYTES, "POST")
         return self._replies[key]
 
     async def speaks_http2(self, host: str, port: int) -> bool:
@@ -282,7 +282,7 @@ class LoadReader:
         """Return the load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError if
         the load cannot be read.
         """
-        status, body = await ask(http, self.url, timeout, MAX_METRICS_BYTES)
+        status, body = await fetch(http, self.url, timeout, MAX_METRICS_BYTES)
         if status != 200:
             raise WireError(f"GET {self.url} answered {status}")
         text = body.decode("utf-8", "replace")
@@ -340,7 +340,7 @@ class Profile:
     sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank
     keeps_copies: bool = False  # of equal blocks, each with events of its own
     version: str = ""
-    told: EngineVersion = NO_VERSION  # by itself alone, without what `version` adds
+    reported_version: EngineVersion = NO_VERSION  # by itself alone, without what `version` adds
     transfers: bool = False  # it may take KV from others of its version, by `router.body.legs`
     role: Role = "both"  # that it was started for
     keeps_prefixes: bool = True  # of what it decodes for others

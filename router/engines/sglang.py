@@ -190,8 +190,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     return Profile(
         role=role,
         transfers=role != "both",
-        version=_alike(info, size),
-        told=told,
+        version=_transfer_properties(info, size),
+        reported_version=told,
         keeps_prefixes=role != "decode" or bool(info.disaggregation_decode_enable_radix_cache),
         bootstrap=_bootstrap(talk, info, ranks) if role != "both" else None,
         block_size=size,
@@ -251,7 +251,7 @@ def _role(talk: Interview, info: _SglangInfo) -> Role:
     return told
 
 
-def _alike(info: _SglangInfo, page_size: int | None) -> str:
+def _transfer_properties(info: _SglangInfo, page_size: int | None) -> str:
     """Return the properties that two workers must share for KV transfers between them."""
     backend = info.disaggregation_transfer_backend or "mooncake"
     parts = (info.version, backend, f"page {page_size}", info.kv_cache_dtype or "")

@@ -121,7 +121,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         kv_tokens={0: capacity} if capacity else {},
         sources={} if source is None else {0: source},
         loads=reader,
-        told=await version_of(talk),
+        reported_version=await version_of(talk),
         advice="" if source is not None or talk.spec.events is not None else _NO_EVENTS,
     )
 

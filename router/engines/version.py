@@ -11,11 +11,11 @@ VERSION_PATH = "/version"  # of vLLM, TensorRT-LLM and our engine
 _MAX_CHARACTERS = 500
 
 
-class _ToldVersion(msgspec.Struct):
+class _VersionAnswer(msgspec.Struct):
     version: str = ""
 
 
-class _ToldRevision(_ToldVersion):
+class _RevisionAnswer(_VersionAnswer):
     revision: str | None = None
 
 
@@ -24,12 +24,12 @@ def version_in(body: bytes, path: str) -> EngineVersion:
     Only the answer to GET /version has a revision: in SGLang's `/server_info`, the key of that name
     is the revision of the model at its hub.
     """
-    told = _ToldRevision if path == VERSION_PATH else _ToldVersion
+    told = _RevisionAnswer if path == VERSION_PATH else _VersionAnswer
     try:
         answer = msgspec.json.decode(body, type=told)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NO_VERSION
-    revision = answer.revision if isinstance(answer, _ToldRevision) else None
+    revision = answer.revision if isinstance(answer, _RevisionAnswer) else None
     if revision is not None and not is_revision(revision):
         revision = None
     version = answer.version[:_MAX_CHARACTERS]

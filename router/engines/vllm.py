@@ -142,7 +142,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         pause_url=pause_url,
         keeps_copies=True,
         version=told.version,
-        told=told,
+        reported_version=told,
         transfers=True,
         bootstrap=await _bootstrap(talk),
         caches_prefixes=all(load.caches_prefixes for load in loads.values()),

@@ -46,7 +46,7 @@ class Claim(Protocol):
     def close(self) -> None:
         """End the claim, because this router no longer wants the events."""
 
-    def tell(self, fact: FeedFact) -> None:
+    def report_fact(self, fact: FeedFact) -> None:
         """Pass a fact that this router has read to its own core and to all other routers."""
 
     def missing(self) -> bool:
@@ -89,7 +89,7 @@ class ReaderQueue:
         except asyncio.QueueFull:
             self._dropped()
 
-    async def told(self) -> None:
+    async def wait_until_processed(self) -> None:
         """Wait until the feed has processed all queued messages."""
         await self._queue.join()
 
@@ -144,7 +144,7 @@ class SharedReader:
         """Begin no more polls, and wait until the feeds have processed all answers."""
         self.finishing = True
         async with self.polling:
-            await asyncio.gather(*(queue.told() for queue in self.queues.values()))
+            await asyncio.gather(*(queue.wait_until_processed() for queue in self.queues.values()))
 
     def end(self, reader: asyncio.Task[None]) -> None:
         """End every feed, because the reader has ended, which is a defect of the router."""
@@ -224,7 +224,7 @@ class FeedContext:
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
     clock: Callable[[], float]
-    tell: Callable[[FeedFact], None]  # a fact for the core
+    report_fact: Callable[[FeedFact], None]  # a fact for the core
     readers: SharedReaders
     timeout_s: float  # for one answer: a snapshot's begin, a replayed batch
     backlog_batches: int  # that may wait in front of a feed
@@ -279,7 +279,7 @@ class Delivery:
         self.counters = FeedCounters()
         self.next_seq = 0  # the number after the last batch passed on
         self.live_seq = -1  # of the last live batch
-        self._tell = context.tell
+        self._report_fact = context.report_fact
         self._clock = context.clock
         self._wall = context.wall
         self._keeps_payloads = context.keeps_payloads
@@ -307,8 +307,8 @@ class Delivery:
             digest = xxh3_64_intdigest(payload)
         kept = payload if self._keeps_payloads and source == "live" else None
         events = WireEvents(batch, self.model, len(payload), kept)
-        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
-        self._tell_unheard()  # it may have waited here since before the connection was lost
+        self._report_fact(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
+        self._report_no_events()  # it may have waited here since before the connection was lost
 
     def unreadable(self, seq: int, payload: bytes, error: WireError) -> None:
         """Tell the core that a replayed batch cannot be read, and would be unreadable in any other
@@ -317,8 +317,10 @@ class Delivery:
         self.malformed(error)
         self.next_seq = seq + 1
         now_s, digest = self._clock(), xxh3_64_intdigest(payload)
-        self._tell(KvEvents(now_s, self.worker_id, seq, (), "replay", digest, unreadable=True))
-        self._tell_unheard()
+        self._report_fact(
+            KvEvents(now_s, self.worker_id, seq, (), "replay", digest, unreadable=True)
+        )
+        self._report_no_events()
 
     def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
         """Pass the worker's whole cache as of batch `seq` to the core.
@@ -328,7 +330,7 @@ class Delivery:
         was replaced.
         """
         if seq < heard_seq:
-            self.began_anew()
+            self.on_publisher_replaced()
         self.counters.snapshots += 1
         for batch in batches:
             if batch.skipped:
@@ -336,21 +338,21 @@ class Delivery:
         self.next_seq = seq + 1
         events = WireEvents(batches, self.model)
         self.counters.heard |= self._connected
-        self._tell(KvEvents(self._clock(), self.worker_id, seq, events, "snapshot"))
-        self._tell_unheard()
+        self._report_fact(KvEvents(self._clock(), self.worker_id, seq, events, "snapshot"))
+        self._report_no_events()
 
     def replay_end(self, answered: bool) -> None:
         """Tell the core that the replay has ended, so that no more missed batches follow."""
         self.counters.heard |= self._connected
-        self._tell(ReplayEnd(self._clock(), self.worker_id, answered))
-        self._tell_unheard()
+        self._report_fact(ReplayEnd(self._clock(), self.worker_id, answered))
+        self._report_no_events()
 
-    def began_anew(self) -> None:
+    def on_publisher_replaced(self) -> None:
         """Tell the core that the publisher of the events was replaced, so that its former batches
         no longer count.
         """
         log.info("%s: its publisher lacks what it had published before", self.label)
-        self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
+        self._report_fact(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
 
     def disconnected(self, endpoint: str) -> None:
         """Tell the core that the connection for live batches is lost. The known state of the cache
@@ -362,7 +364,7 @@ class Delivery:
         if worth_a_line(total):
             line = "%s: the connection to its KV events at %s is lost (%d so far)"
             log.warning(line, self.label, endpoint, total)
-        self._tell_unheard()
+        self._report_no_events()
 
     def reconnected(self, asked: bool) -> None:
         """Note that the connection is back, or that another engine connected to an endpoint that
@@ -372,13 +374,13 @@ class Delivery:
         was_lost, self._connected = not self._connected, True
         self.counters.heard |= not asked
         if was_lost and not asked:
-            self._tell(KvHeard(self._clock(), self.worker_id, heard=False, severed=True))
+            self._report_fact(KvHeard(self._clock(), self.worker_id, heard=False, severed=True))
 
-    def _tell_unheard(self) -> None:
+    def _report_no_events(self) -> None:
         if not self.counters.heard:
-            self._tell(KvHeard(self._clock(), self.worker_id, heard=False))
+            self._report_fact(KvHeard(self._clock(), self.worker_id, heard=False))
 
-    def unheard(self, endpoint: str, waited_s: float) -> None:
+    def on_no_publisher(self, endpoint: str, waited_s: float) -> None:
         """Log that the router finds no publisher at this endpoint. Without this line nobody would
         notice, because a gap in the events shows only when a later batch arrives.
         """

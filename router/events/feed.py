@@ -26,7 +26,9 @@ class ElectedFeed:
         """
         self._opened, self._claim = opened, claim
         # Peers know these events only from here, so they cannot be asked.
-        self._context = replace(context, tell=claim.tell, keeps_payloads=True, borrow=None)
+        self._context = replace(
+            context, report_fact=claim.report_fact, keeps_payloads=True, borrow=None
+        )
         self._feed: Feed | None = None
         self._past = FeedCounters()  # of the feeds before
         self._changed = asyncio.Event()

@@ -196,7 +196,7 @@ class _Question:
         return first_seq is not None and first_seq <= self.heard_seq <= last_seq
 
 
-async def _nobody() -> bool:
+async def _cannot_borrow() -> bool:
     return False
 
 
@@ -209,7 +209,7 @@ class Resynchronizer:
         delivery: Delivery,
         wants_snapshot: Callable[[], bool],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        borrowed: Callable[[], Awaitable[bool]] = _nobody,
+        borrowed: Callable[[], Awaitable[bool]] = _cannot_borrow,
     ) -> None:
         """Make an object that requests batches from the publisher `asked`. `wants_snapshot` returns
         whether the core wants a snapshot. `pause` waits for a number of seconds. `borrowed` returns
@@ -220,27 +220,27 @@ class Resynchronizer:
         self._wants_snapshot = wants_snapshot
         self._borrowed = borrowed
         self._pause = pause
-        self._asked = asyncio.Event()  # one of the three that follow waits
+        self._requested = asyncio.Event()  # one of the three that follow waits
         self._from_seq: int | None = None
         self._wants_rest = False
         self._after_absence = False
         # The last batch heard when the publisher came back: the first time, and the latest one.
         self._heard_at: tuple[int, int] | None = None
 
-    def ask(self, from_seq: int) -> None:
+    def request_from(self, from_seq: int) -> None:
         """Request all batches from number `from_seq` on. If several requests are pending, the one
         with the lowest number counts.
         """
         waits = self._from_seq
         self._from_seq = from_seq if waits is None else min(from_seq, waits)
-        self._asked.set()
+        self._requested.set()
 
-    def ask_rest(self) -> None:
+    def request_rest(self) -> None:
         """Request all batches after the last one that was received. Which one is the last is
         decided when the request is sent.
         """
         self._wants_rest = True
-        self._asked.set()
+        self._requested.set()
 
     def note_absence(self) -> None:
         """Note that the publisher was away and is back, so that it may be another publisher."""
@@ -248,22 +248,22 @@ class Resynchronizer:
         first_seq = heard_seq if self._heard_at is None else self._heard_at[0]
         self._heard_at = first_seq, heard_seq
 
-    def ask_after_absence(self) -> None:
+    def request_after_reconnect(self) -> None:
         """Check whether the publisher is still the same, and request what it published while the
         connection was lost.
         """
         if not self._publisher.has_replay:
             # Even another publisher's snapshot contains its whole cache.
             if self._publisher.has_snapshot:
-                self.ask(0)
+                self.request_from(0)
             return  # else no answer can show it
         self._after_absence = True
-        self._asked.set()
+        self._requested.set()
 
     async def run(self) -> None:
         """Send the pending requests until cancelled."""
         while True:
-            await self._asked.wait()
+            await self._requested.wait()
             question = self._next_question()
             answer = await self._sync(question)
             for _ in range(self._tries_left):
@@ -271,16 +271,18 @@ class Resynchronizer:
                     break
                 await self._pause(_ASK_AGAIN_S)
                 answer = await self._sync(question)
-            self._tell_end(question, answer)
+            self._report_end(question, answer)
             unanswered = answer == "none"
             well = not (unanswered or self._lacking)
             await self._pause(_BETWEEN_SYNCS_S if well else _ASK_AGAIN_S)
             if self._publisher.has_snapshot and (
-                unanswered or (self._lacking and not self._asked.is_set())
+                unanswered or (self._lacking and not self._requested.is_set())
             ):
-                self.ask(0)  # a snapshot of its whole cache repairs gaps that no replay can fill
+                self.request_from(
+                    0
+                )  # a snapshot of its whole cache repairs gaps that no replay can fill
 
-    def _tell_end(self, question: _Question, answer: Answer) -> None:
+    def _report_end(self, question: _Question, answer: Answer) -> None:
         """Tell the core that the replay has ended. If another request is pending, the end of that
         request is reported instead.
         """
@@ -289,11 +291,11 @@ class Resynchronizer:
             why = f"no usable answer at {where}" if where else "it has no replay endpoint"
             self._delivery.failed_sync(why)
         if answer == "anew":
-            self._delivery.began_anew()
-        elif not self._asked.is_set():
+            self._delivery.on_publisher_replaced()
+        elif not self._requested.is_set():
             self._delivery.replay_end(answer != "none")
         elif answer == "none" and not question.proves:
-            self.ask(question.from_seq)
+            self.request_from(question.from_seq)
 
     def _next_question(self) -> _Question:
         if self._after_absence:  # first: of another one, a snapshot tells nothing of what was heard
@@ -307,7 +309,7 @@ class Resynchronizer:
             question = _Question(min(from_seq, rest_seq) if self._wants_rest else from_seq)
             self._from_seq, self._wants_rest = None, False
         if self._from_seq is None and not (self._wants_rest or self._after_absence):
-            self._asked.clear()
+            self._requested.clear()
         return question
 
     @property
@@ -338,7 +340,7 @@ class Resynchronizer:
             # one, no batch shows it: the batches in the snapshot were never received.
             if publisher.has_snapshot:
                 return "told" if await publisher.snapshot() else "none"
-        may_mend = from_seq != 0 and not self._asked.is_set()  # else the next question is asked
+        may_mend = from_seq != 0 and not self._requested.is_set()  # else the next question is asked
         if may_mend and (replayed is None or self._lacking) and await publisher.snapshot():
             return "told"
         if may_mend and self._wants_snapshot() and await self._borrowed():

@@ -290,9 +290,9 @@ def _rank(key: str) -> int:
     raise WireError(f"/kv_event_sources: rank {key[:40]!r}; allowed: 0..{MAX_RANK}")
 
 
-def _reached(source: ZmqSource, whose: str) -> bool:
+def _reached(source: ZmqSource, worker: str) -> bool:
     for endpoint in (source.live, source.replay):
         if endpoint is not None and not usable(endpoint):
-            log.warning("%s: unusable event endpoint %.200r; no events", whose, endpoint)
+            log.warning("%s: unusable event endpoint %.200r; no events", worker, endpoint)
             return False
     return True

@@ -40,7 +40,7 @@ class ZmqFeed:
         """Request the events missed from batch `from_seq` on. If several requests are pending, the
         one with the lowest number counts.
         """
-        self._resync.ask(from_seq)
+        self._resync.request_from(from_seq)
 
     async def run(self) -> None:
         """Read the stream until cancelled. Raises zmq.ZMQError if the router cannot connect, and
@@ -99,15 +99,15 @@ class ZmqFeed:
         """
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)
-        self._resync.ask_rest()
+        self._resync.request_rest()
         if self._connections == 0:
-            self._delivery.unheard(self._source.live, subscribed_s)
+            self._delivery.on_no_publisher(self._source.live, subscribed_s)
         if self._connections <= 1:
             self._connected.clear()
         while True:
             await self._connected.wait()
             self._connected.clear()
-            self._resync.ask_after_absence()
+            self._resync.request_after_reconnect()
             await asyncio.sleep(subscribed_s)
-            self._resync.ask_rest()
+            self._resync.request_rest()
             await asyncio.sleep(_BETWEEN_CONNECTIONS_S)

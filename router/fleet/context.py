@@ -34,25 +34,25 @@ class SharedAnswer(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._at_s: float | None = None
         self._answer: T | None = None
         self._error: Exception | None = None
 
     async def get(
-        self, ask: Callable[[], Awaitable[T]], clock: Callable[[], float], fresh_s: float
+        self, fetch: Callable[[], Awaitable[T]], clock: Callable[[], float], fresh_s: float
     ) -> T:
-        """Return the answer; call `ask` for a new one if it is older than `fresh_s` seconds. Raises
-        the error that `ask` raised.
+        """Return the answer; call `fetch` for a new one if it is older than `fresh_s` seconds.
+        Raises the error that `fetch` raised.
 
         While one caller asks, further callers wait for the same answer. If the first caller is
         cancelled, the next one asks.
         """
-        async with self._asking:
+        async with self._lock:
             if self._at_s is None or clock() - self._at_s > fresh_s:
                 self._at_s = self._answer = self._error = None
                 try:
-                    self._answer = await ask()
+                    self._answer = await fetch()
                 except Exception as error:  # noqa: BLE001 - it is an answer to all
                     self._error = error
                 self._at_s = clock()
@@ -162,7 +162,7 @@ class FleetContext:
     http: aiohttp.ClientSession
     zmq: zmq.asyncio.Context
     clock: Callable[[], float]
-    tell: Callable[[WorkerFact], None]
+    report_fact: Callable[[WorkerFact], None]
     terms: FleetTerms
     relay: NativeRelay | None = None  # None: all is relayed in Python
     answers: SharedAnswers = field(default_factory=SharedAnswers)  # that ranks of one engine share

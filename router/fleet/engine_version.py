@@ -29,7 +29,7 @@ Told = Literal["same", "other", "unknown"]
 Ask = Callable[[], Awaitable[EngineReply]]
 
 
-async def ask_quickly(upstream: Sends, path: str, limit_s: float) -> EngineReply:
+async def get_by_relay(upstream: Sends, path: str, limit_s: float) -> EngineReply:
     """Return the answer to GET `path`, sent through the relay that carries requests.
 
     Raises TimeoutError, or WireError if the connection failed or the answer is malformed.
@@ -58,9 +58,9 @@ class EngineQuestion:
         self._asking: asyncio.Task[EngineVersion | None] | None = None
         self._next: asyncio.Task[EngineVersion | None] | None = None
 
-    async def put(self, ask: Ask, known: EngineVersion) -> Told:
-        """Call `ask` for the engine's version, and return "same" if it is still `known`, "other" if
-        it is not, or "unknown" without an answer. An engine that has no version is not asked and
+    async def put(self, fetch: Ask, known: EngineVersion) -> Told:
+        """Call `fetch` for the engine's version, and return "same" if it is still `known`, "other"
+        if it is not, or "unknown" without an answer. An engine that has no version is not asked and
         counts as "same".
         """
         if not known.path:
@@ -68,14 +68,14 @@ class EngineQuestion:
         if self._clock() < self._quiet_until_s:
             return "unknown"
         if self._next is None:
-            self._next = asyncio.create_task(self._after(self._asking, ask, known.path))
+            self._next = asyncio.create_task(self._after(self._asking, fetch, known.path))
         told = await asyncio.shield(self._next)
         if told is None:
             return "unknown"
         return "same" if told == known else "other"
 
     async def _after(
-        self, before: asyncio.Task[EngineVersion | None] | None, ask: Ask, path: str
+        self, before: asyncio.Task[EngineVersion | None] | None, fetch: Ask, path: str
     ) -> EngineVersion | None:
         """Wait until the previous question has ended, then ask for the version. Return None if no
         answer came in time.
@@ -87,7 +87,7 @@ class EngineQuestion:
             return None
         for _ in range(_TRIES):
             try:
-                status, body = await ask()
+                status, body = await fetch()
             except TimeoutError:
                 self._quiet_until_s = self._clock() + _QUIET_S
                 return None

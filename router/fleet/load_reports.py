@@ -56,7 +56,7 @@ class SeenFigures:
         )
         log.warning("worker %d (%s): %s", *self._who, self.trouble)
 
-    def came(self) -> None:
+    def note_readable_report(self) -> None:
         """Note that a load report could be read, which ends earlier trouble."""
         self.missed = 0
         if self.trouble:
@@ -114,7 +114,7 @@ async def report_loads(
             if seen.ranks != set(worker.ranks):
                 return "anew", "its engine was started anew: it has other ranks"
         if (load := _own(answer, rank)) is not None:
-            seen.came()
+            seen.note_readable_report()
             if load.grown < grown:
                 return "anew", "its engine was started anew: its counters went back"
             before_s, started_s = started_s, seen.start_of(load)
@@ -127,7 +127,7 @@ async def report_loads(
             grown = load.grown
             used = _used_tokens(load, worker.facts.kv_capacity_tokens)
             counts = load.running, load.waiting, used, load.emptied
-            context.tell(LoadReport(context.clock(), worker_id, *counts, started_s))
+            context.report_fact(LoadReport(context.clock(), worker_id, *counts, started_s))
             note(load)
         is_busy = load is None or load.running + load.waiting > 0  # or the load is unknown
         await context.until_scrape(is_busy)

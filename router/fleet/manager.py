@@ -59,7 +59,7 @@ class FleetManager:
         self.members: dict[int, Member] = {}  # by id
         self._max_workers = max_workers
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
+        self._probing: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
         self._closing: set[asyncio.Task[None]] = set()
         self.dismissed: set[Key] = set()  # listed by a source, and removed by hand
         self._next_id = 0
@@ -132,16 +132,16 @@ class FleetManager:
             if same_but_thresholds(member.as_turned(spec), member.spec):
                 member.respec(spec)
             else:
-                self._follow_anew(member, spec)
+                self._recognize_again_with(member, spec)
             self.take_back(member, by, undrain=named.by_hand)
 
-    def _follow_anew(self, member: Member, spec: WorkerSpec) -> None:
+    def _recognize_again_with(self, member: Member, spec: WorkerSpec) -> None:
         """Recognize the worker again with the options in `spec`. Its running requests continue and
         still count as its load.
         """
         before = self._tasks[member.worker_id]
         before.cancel()
-        member.begin_anew(spec)
+        member.recognize_again_with(spec)
 
         async def follow() -> None:
             await asyncio.wait([before])
@@ -151,7 +151,7 @@ class FleetManager:
 
     def _start(self, member: Member, following: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(following, name=f"worker {member.worker_id}")
-        task.add_done_callback(_shout)
+        task.add_done_callback(_log_task_error)
         self._tasks[member.worker_id] = task
 
     def _add(self, spec: WorkerSpec, named: NamedWorker, by: str) -> Member:
@@ -310,9 +310,9 @@ class FleetManager:
         del self.members[member.worker_id]
         self.denials.discard(member.worker_id)
         task.cancel()  # the task must not report to the core any more
-        if (asking := self._asking.pop(member.worker_id, None)) is not None:
+        if (asking := self._probing.pop(member.worker_id, None)) is not None:
             asking.cancel()
-        self._context.tell(WorkerChange(self._context.clock(), member.worker_id, "gone"))
+        self._context.report_fact(WorkerChange(self._context.clock(), member.worker_id, "gone"))
         closing = asyncio.create_task(_close(member, task))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -323,16 +323,16 @@ class FleetManager:
         of a worker runs at a time.
         """
         member = self.members.get(worker_id)
-        if member is None or worker_id in self._asking:
+        if member is None or worker_id in self._probing:
             return
         asking = asyncio.create_task(member.answer_probe(within_s), name=f"probe {worker_id}")
-        self._asking[worker_id] = asking
-        asking.add_done_callback(lambda task: self._asked(worker_id, task))
+        self._probing[worker_id] = asking
+        asking.add_done_callback(lambda task: self._on_probe_ended(worker_id, task))
 
-    def _asked(self, worker_id: int, task: asyncio.Task[None]) -> None:
-        if self._asking.get(worker_id) is task:
-            del self._asking[worker_id]
-        _shout(task)
+    def _on_probe_ended(self, worker_id: int, task: asyncio.Task[None]) -> None:
+        if self._probing.get(worker_id) is task:
+            del self._probing[worker_id]
+        _log_task_error(task)
 
     def given_up(self, worker_id: int) -> None:
         """Note that the core counts a worker without answers as down, and send its unanswered
@@ -379,7 +379,7 @@ class FleetManager:
         lacks the model no longer counts.
         """
         if worker_id in self.denials and (member := self.members.get(worker_id)) is not None:
-            member.believe(model)
+            member.note_model_served(model)
             if not member.denials:
                 self.denials.discard(worker_id)
 
@@ -395,9 +395,9 @@ class FleetManager:
                     self._turn_idle(member, turning, requests_of, turning.since_s <= until_s)
                 continue
             if requests_of(member.worker_id) == 0:
-                self._go(member, "idle")
+                self._start_removal(member, "idle")
             elif member.leave.since_s <= until_s:
-                self._go(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
+                self._start_removal(member, f"cut short: it drained for {drain_s:g} s (drain_s)")
 
     def change_role(self, members: Sequence[Member], role: Role, by: str) -> None:
         """Drain workers, and give all or none of them another role once they are idle (`sweep`).
@@ -488,7 +488,7 @@ class FleetManager:
             task = asyncio.create_task(self._switch(ranks, turning, path, late))
             self._switching.add(task)
             task.add_done_callback(self._switching.discard)
-            task.add_done_callback(_shout)
+            task.add_done_callback(_log_task_error)
 
     async def _switch(
         self, ranks: Sequence[Member], turning: Turning, path: str, late: bool
@@ -521,7 +521,7 @@ class FleetManager:
         if member.draining and turning is not None and not turning.drained and not member.leaving:
             member.undrain(by)
 
-    def _go(self, member: Member, how: str) -> None:
+    def _start_removal(self, member: Member, how: str) -> None:
         if member.parting:
             return
         member.parting = True
@@ -530,7 +530,7 @@ class FleetManager:
         self._closing.add(removal)
         removal.add_done_callback(self._closing.discard)
 
-    def forgive(self) -> None:
+    def allow_removed_workers(self) -> None:
         """Let workers that an operator removed return, because an operator changed the
         configuration since.
         """
@@ -552,7 +552,7 @@ async def _close(member: Member, task: asyncio.Task[None]) -> None:
     await member.close()
 
 
-def _shout(task: asyncio.Task[None]) -> None:
+def _log_task_error(task: asyncio.Task[None]) -> None:
     """Log the error with which a member's task ended. The task should end only by being cancelled;
     any error is a defect of the router.
     """
@@ -593,7 +593,7 @@ def reconcile(fleet: FleetManager, wanted: Iterable[WantedWorker]) -> list[str]:
     refused = []
     for one in missing.values():
         try:
-            fleet.add(one.spec, _who(one.by))
+            fleet.add(one.spec, _source_name(one.by))
         except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
             refused.append(f"worker {one.spec.name}: {error}")
     return refused
@@ -610,7 +610,7 @@ def _keep_or_drop(
         missing.pop(key_of(named.spec), None)
     else:
         for member in staying:
-            fleet.drop(member, _who(named.by), may_return=True)
+            fleet.drop(member, _source_name(named.by), may_return=True)
 
 
 def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) -> None:
@@ -623,7 +623,7 @@ def _rename(named: NamedWorker, one: WantedWorker, members: Iterable[Member]) ->
             member.respec(spec_of(named, member.spec.rank))
 
 
-def _who(by: str) -> str:
+def _source_name(by: str) -> str:
     """Return the name, in log lines of a running router, of who listed a worker."""
     return _RELOAD if by == CONFIGURATION else by
 

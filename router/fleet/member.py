@@ -24,7 +24,7 @@ from router.engines.adapter import (
     KvTransfers,
     RankLoad,
     UnrecognizedError,
-    ask,
+    fetch,
     is_paused,
     trouble_with,
 )
@@ -33,7 +33,7 @@ from router.engines.table import adapter_of
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
-from router.fleet.engine_version import EngineQuestion, Told, ask_quickly
+from router.fleet.engine_version import EngineQuestion, Told, get_by_relay
 from router.fleet.load_reports import SeenFigures, report_loads
 from router.fleet.member_states import MEMBER_STATES, MemberState
 from router.fleet.recognize import (
@@ -229,10 +229,10 @@ class Member:
         except (aiohttp.ClientError, TimeoutError) as error:
             if out_of_files(error):  # this is no fault of the worker
                 return
-            if isinstance(error, TimeoutError) and context.pauses.spoiled(began_s, limit_s):
+            if isinstance(error, TimeoutError) and context.pauses.overlaps_probe(began_s, limit_s):
                 return
             well = False
-        context.tell(Probed(context.clock(), self.worker_id, well))
+        context.report_fact(Probed(context.clock(), self.worker_id, well))
 
     def _replaceable(self, recognized: Recognized) -> bool:
         """Return whether other workers serve all models of this worker; if not, its requests should
@@ -284,7 +284,7 @@ class Member:
         if self.recognized is not None:
             self.amend(with_revision(with_thresholds(self.recognized, spec), spec))
 
-    def begin_anew(self, spec: WorkerSpec) -> None:
+    def recognize_again_with(self, spec: WorkerSpec) -> None:
         """Use the options in `spec`, which require that `run` recognizes the worker again.
 
         The worker gets no new requests until then. Its running requests continue.
@@ -379,7 +379,7 @@ class Member:
         known = self.recognized
         if known is None:
             return False
-        if await self._told(known) != "other":
+        if await self._check_version(known) != "other":
             return True
         if self.recognized is known and self.answers:
             self._settled.clear()
@@ -389,7 +389,7 @@ class Member:
                 await self._settled.wait()
         return False
 
-    async def _told(self, known: Recognized) -> Told:
+    async def _check_version(self, known: Recognized) -> Told:
         """Ask the engine for its version over a connection that no request uses; return "same",
         "other" or "unknown".
         """
@@ -398,8 +398,8 @@ class Member:
         if self._asker is None:
             self._asker = self._upstream()
         limit_s = min(self._context.terms.probe_s, _TELLS_S)
-        ask_it = partial(ask_quickly, self._asker, known.told.path, limit_s)
-        return await self._question.put(ask_it, known.told)
+        ask_it = partial(get_by_relay, self._asker, known.reported_version.path, limit_s)
+        return await self._question.put(ask_it, known.reported_version)
 
     def _upstream(self) -> Upstream:
         context = self._context
@@ -432,7 +432,7 @@ class Member:
         core.
         """
         self._know(recognized)
-        self._tell_state(recognized)
+        self._report_state(recognized)
 
     def _know(self, recognized: Recognized) -> None:
         before = 0 if self.recognized is None else self.recognized.refused_models
@@ -466,7 +466,7 @@ class Member:
         if self.turning is not None:
             self.turning.drained = True
         if was_ready:
-            self._tell_state()
+            self._report_state()
 
     def undrain(self, by: str) -> None:
         """Send the worker requests again, in the role that it has."""
@@ -475,7 +475,7 @@ class Member:
         log.info("worker %d (%s) is no longer draining, by %s", self.worker_id, self.spec.name, by)
         was_draining, self.draining = self.draining, False
         if was_draining and self.answers:
-            self._tell_state()
+            self._report_state()
 
     async def _recognized(self) -> Recognized:
         terms = self._context.terms
@@ -504,18 +504,18 @@ class Member:
                     self.abandon_silent()
             else:
                 if fits:
-                    recognized = self._as_it_says(recognized)
+                    recognized = self._with_changed_role(recognized)
                     self._announce(recognized)
                     self._know(recognized)
                     self.trouble = ""
-                    self._heard()
+                    self._end_silence()
                     return recognized
             if fits or self.spec == spec:
                 await asyncio.sleep(terms.health_s)
             elif self.answers:  # asked at once: till then nobody can name its rank
                 self._move("its options change")
 
-    def _as_it_says(self, recognized: Recognized) -> Recognized:
+    def _with_changed_role(self, recognized: Recognized) -> Recognized:
         """Return `recognized` with the role to which the worker has changed since it was listed. If
         its engine was restarted with the role of its command line, that role counts again.
         """
@@ -553,7 +553,7 @@ class Member:
             http=context.http,
             zmq=context.zmq,
             clock=context.clock,
-            tell=context.tell,
+            report_fact=context.report_fact,
             readers=context.readers,
             timeout_s=context.terms.probe_s,
             backlog_batches=context.terms.backlog_batches,
@@ -588,7 +588,7 @@ class Member:
                     log.error(line, self.worker_id, self.spec.name, error)
                     continue
                 silent = isinstance(error, TimeoutError)
-                if silent and context.pauses.spoiled(began_s, context.terms.probe_s):
+                if silent and context.pauses.overlaps_probe(began_s, context.terms.probe_s):
                     continue
                 self.trouble = f"{where}: {str(error) or type(error).__name__}"
                 if refused(error):
@@ -600,7 +600,7 @@ class Member:
             elif failures >= context.terms.probes:
                 return "down"
             else:
-                self._heard()
+                self._end_silence()
                 if recognized.facts.group is not None and not failures:
                     await self._look_at_version()
 
@@ -609,7 +609,7 @@ class Member:
         workers that transfer KV to or from other workers are asked.
         """
         known = self.recognized
-        if known is not None and await self._told(known) == "other":
+        if known is not None and await self._check_version(known) == "other":
             self._outdated.set()
 
     def _silent_for_long(self, probes: int) -> bool:
@@ -627,10 +627,10 @@ class Member:
             log.warning(
                 "worker %d (%s) is silent: %s", self.worker_id, self.spec.name, self.trouble
             )
-        self._context.tell(Silence(now_s, self.worker_id, probes, terms.probes))
+        self._context.report_fact(Silence(now_s, self.worker_id, probes, terms.probes))
         return now_s - self.silent_since_s >= terms.silent_s
 
-    def _heard(self) -> None:
+    def _end_silence(self) -> None:
         """Note that the worker answered a probe, which ends a silence."""
         if self.silent_since_s is not None:
             now_s, since_s = self._context.clock(), self.silent_since_s
@@ -639,7 +639,7 @@ class Member:
                 self.state = MEMBER_STATES[self.state, "a probe is answered"]
             line = "worker %d (%s) answers again, after %.1f s"
             log.warning(line, self.worker_id, self.spec.name, now_s - since_s)
-            self._context.tell(Silence(now_s, self.worker_id, 0))
+            self._context.report_fact(Silence(now_s, self.worker_id, 0))
 
     async def _complaint(self) -> str:
         """Return what is wrong with the worker by its own health check; "" if nothing is."""
@@ -689,7 +689,7 @@ class Member:
             self._set_denied(known.facts.denied | {model})
         self._denied.set()
 
-    def believe(self, model: str) -> None:
+    def note_model_served(self, model: str) -> None:
         """Note that the engine answered a request for `model`, so it has the model."""
         self.denials.pop(model, None)
         if self.recognized is not None and model in self.recognized.facts.denied:
@@ -769,7 +769,7 @@ class Member:
         while True:
             await context.until_scrape(is_busy=False)  # a request of ours ends the quiet
             timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
-            question = partial(ask, context.http, url, timeout)
+            question = partial(fetch, context.http, url, timeout)
             fresh_s = context.scrape_interval_s * FRESH
             with suppress(WireError, aiohttp.ClientError, TimeoutError):
                 answer: EngineReply = await context.answers.to(url).get(
@@ -786,9 +786,9 @@ class Member:
         """
         state = self.state = MEMBER_STATES[self.state, event]
         suspended = state if state == "asleep" or state == "paused" else None
-        self._tell_state(recognized, suspended)
+        self._report_state(recognized, suspended)
 
-    def _tell_state(
+    def _report_state(
         self, recognized: Recognized | None = None, suspended: Suspension | None = None
     ) -> None:
         state: Literal["ready", "draining", "down"] = "down"
@@ -796,7 +796,9 @@ class Member:
             state = "draining" if self.draining else "ready"
         facts = None if recognized is None else recognized.facts
         now_s = self._context.clock()
-        self._context.tell(WorkerChange(now_s, self.worker_id, state, facts, suspended=suspended))
+        self._context.report_fact(
+            WorkerChange(now_s, self.worker_id, state, facts, suspended=suspended)
+        )
 
 
 def skipped_events(member: Member, worker: Worker | None) -> Counter[str]:

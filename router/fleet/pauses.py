@@ -44,7 +44,7 @@ class Pauses:
             self.total_s += late_s
             self._latest.append((now_s, late_s))
 
-    def spoiled(self, began_s: float, limit_s: float) -> bool:
+    def overlaps_probe(self, began_s: float, limit_s: float) -> bool:
         """Return whether the router was paused for at least a quarter of the time limit `limit_s`
         of a probe that began at `began_s`.
         """

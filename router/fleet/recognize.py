@@ -90,7 +90,9 @@ class Recognized:
     caches_prefixes: bool = True  # False: its prefix caching is off
     leaves_out_groups: bool = False  # its events do not tell of its windows or states
     model_path: str | None = None  # the engine's own name of its model, by which it names images
-    told: EngineVersion = NO_VERSION  # its engine's version, as reported when it was recognized
+    reported_version: EngineVersion = (
+        NO_VERSION  # its engine's version, as reported when it was recognized
+    )
 
     def __str__(self) -> str:
         """Return a line of text for people."""
@@ -164,7 +166,7 @@ async def recognize(
         profile.caches_prefixes,
         profile.leaves_out_groups,
         next((m.root for m in models if m.parent is None), None),
-        profile.told,
+        profile.reported_version,
     )
     return with_role(with_thresholds(recognized, spec), spec)
 
@@ -256,7 +258,7 @@ def with_revision(recognized: Recognized, spec: WorkerSpec) -> Recognized:
     Only workers of one revision take KV from each other, so the revision is a part of the group's
     name. A default group has the engine's version in its name already.
     """
-    told = recognized.told
+    told = recognized.reported_version
     revision = spec.revision or told.revision or told.version[:MAX_REVISION_CHARACTERS] or None
     own = None if recognized.facts.role == "both" else recognized.own_group
     group = spec.group or own

@@ -72,7 +72,7 @@ class SourceTrust:
     """
 
     def __init__(self) -> None:
-        self.heard = False  # it has said something, if only that it cannot be asked
+        self.has_reported = False  # it has said something, if only that it cannot be asked
         self.trouble = ""
         self.refused: tuple[str, ...] = ()
         self.objectives: Mapping[str, int] = {}  # priorities by name
@@ -100,7 +100,7 @@ class SourceTrust:
         grace period. A worker that often comes and goes is kept for a while after it is no longer
         listed.
         """
-        self.heard = True
+        self.has_reported = True
         self.trouble = report.trouble
         if report.objectives is not None:
             self.objectives = report.objectives
@@ -126,7 +126,7 @@ class SourceTrust:
         source reports.
         """
         self.update(Report(seen), now_s)
-        self.heard = False
+        self.has_reported = False
 
     def workers(self, now_s: float, grace_s: float, answers: Answers) -> list[ReportedWorker]:
         """Return the workers of this source that are believed to exist now. `answers` returns
@@ -240,7 +240,7 @@ class _Followed:
     """
 
     name: str
-    believed: SourceTrust = field(default_factory=SourceTrust)
+    trust: SourceTrust = field(default_factory=SourceTrust)
     task: asyncio.Task[None] | None = None
 
 
@@ -264,9 +264,9 @@ class Discovery:
         self._retired: list[tuple[_Followed, float]] = []
         self._troubles: dict[str, str] = {}  # as last logged
         self._refused: list[str] = []  # asked for again until there is room
-        self._told: set[str] = set()  # errors as they were last logged
+        self._logged_errors: set[str] = set()  # errors as they were last logged
         self._news = asyncio.Event()
-        self._said = asyncio.Event()  # a source said something
+        self._report_received = asyncio.Event()  # a source said something
         self._looking: asyncio.Task[None] | None = None
         self.conflicts = 0  # workers that are passed over now, for another that names them too
 
@@ -290,16 +290,16 @@ class Discovery:
             except WorkerSpecError as error:  # of another version
                 log.warning("source %s: %s of the earlier router: %s", name, text, error)
         for name in before.keys() & self._followed.keys():
-            self._followed[name].believed.remember(tuple(before[name]), self._fleet.now_s)
+            self._followed[name].trust.remember(tuple(before[name]), self._fleet.now_s)
         self._looking = asyncio.create_task(self._look(), name="discovery")
 
-    async def heard(self, within_s: float) -> None:
+    async def wait_until_reported(self, within_s: float) -> None:
         """Wait until each source has reported, at most `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self._all_heard():
-                    self._said.clear()
-                    await self._said.wait()
+                while not self._all_reported():
+                    self._report_received.clear()
+                    await self._report_received.wait()
         self._bring_in_line()
 
     def apply(self, configured: Iterable[WorkerSpec], sources: Iterable[str]) -> list[str]:
@@ -308,7 +308,7 @@ class Discovery:
         """
         self._configured = tuple(configured)
         self._follow(sources)
-        self._fleet.forgive()
+        self._fleet.allow_removed_workers()
         return self._bring_in_line()
 
     async def aclose(self) -> None:
@@ -328,20 +328,20 @@ class Discovery:
         return tuple(
             (name, str(seen.spec))
             for name, believed in self.sources.items()
-            for seen in self._believed(believed, now_s)
+            for seen in self._trusted_workers(believed, now_s)
             if not seen.stopping
         )
 
     @property
     def sources(self) -> Mapping[str, SourceTrust]:
         """The router's trust in each source of workers, by the source's name."""
-        return {name: one.believed for name, one in self._followed.items()}
+        return {name: one.trust for name, one in self._followed.items()}
 
     def priority_of(self, objective: str) -> int | None:
         """Return the priority of the objective with this name in the first source that has it; None
         if no source has it.
         """
-        known = (one.believed.objectives.get(objective) for one in self._followed.values())
+        known = (one.trust.objectives.get(objective) for one in self._followed.values())
         return next((priority for priority in known if priority is not None), None)
 
     def shown(self) -> list[dict[str, Any]]:
@@ -350,7 +350,7 @@ class Discovery:
         return [
             {
                 "source": name,
-                "workers": len(self._believed(believed, now_s)),
+                "workers": len(self._trusted_workers(believed, now_s)),
                 "trouble": believed.trouble or None,
                 "silent_s": round(believed.silent_s(now_s), 3),
                 "refused": list(believed.refused),
@@ -359,9 +359,9 @@ class Discovery:
             for name, believed in self.sources.items()
         ]
 
-    def count(self, believed: SourceTrust) -> int:
+    def count(self, trust: SourceTrust) -> int:
         """Return the number of workers that the source is believed to have now."""
-        return len(self._believed(believed, self._fleet.now_s))
+        return len(self._trusted_workers(trust, self._fleet.now_s))
 
     def _follow(self, sources: Iterable[str]) -> None:
         wanted = tuple(sources)
@@ -384,17 +384,17 @@ class Discovery:
         while True:
             try:
                 async for report in self._open(one.name).reports():
-                    self._hear(one, report)
+                    self._on_report(one, report)
                 report = Report(None, "it ended")
             except Exception as error:  # a defect of the router: log it, and open the source again
                 log.error("source %s failed", one.name, exc_info=error)
                 report = Report(None, f"it failed: {error!r}")
-            self._hear(one, report)
+            self._on_report(one, report)
             await asyncio.sleep(_AGAIN_S)
 
-    def _hear(self, one: _Followed, report: Report) -> None:
-        one.believed.update(report, self._fleet.now_s)
-        said = "; ".join([one.believed.trouble, *one.believed.refused[:_NAMED_MAX]]).strip("; ")
+    def _on_report(self, one: _Followed, report: Report) -> None:
+        one.trust.update(report, self._fleet.now_s)
+        said = "; ".join([one.trust.trouble, *one.trust.refused[:_NAMED_MAX]]).strip("; ")
         before = self._troubles.get(one.name, "")
         self._troubles[one.name] = said
         if said and said != before:
@@ -402,7 +402,7 @@ class Discovery:
         elif before and not said:
             log.info("source %s: no problem any more", one.name)
         self._news.set()
-        self._said.set()
+        self._report_received.set()
 
     async def _look(self) -> None:
         """Bring the fleet in line whenever a source has news, and whenever passing time may change
@@ -410,7 +410,7 @@ class Discovery:
         """
         while True:
             moves = bool(self._refused or self._retired)
-            moves = moves or any(one.believed.moves for one in self._followed.values())
+            moves = moves or any(one.trust.moves for one in self._followed.values())
             try:
                 async with asyncio.timeout(_LOOK_S if moves else None):
                     await self._news.wait()
@@ -425,28 +425,28 @@ class Discovery:
 
     def _bring_in_line(self) -> list[str]:
         now_s = self._fleet.now_s
-        if self._all_heard():
+        if self._all_reported():
             self._retired.clear()
         grace_s = self._grace_s()
         self._retired = [(one, at_s) for one, at_s in self._retired if now_s - at_s < grace_s]
         followed = [*self._followed.values(), *(one for one, _ in self._retired)]
-        said = [(one.name, self._believed(one.believed, now_s)) for one in followed]
+        said = [(one.name, self._trusted_workers(one.trust, now_s)) for one in followed]
         wanted, passed_over = union(self._configured, said)
         refused = reconcile(self._fleet, wanted)
         self.conflicts = len(passed_over)
         for line in [*refused, *passed_over]:
-            if line not in self._told:
+            if line not in self._logged_errors:
                 log.warning("discovery: %s", line)
-        self._refused, self._told = refused, {*refused, *passed_over}
+        self._refused, self._logged_errors = refused, {*refused, *passed_over}
         return refused
 
-    def _believed(self, believed: SourceTrust, now_s: float) -> list[ReportedWorker]:
-        return believed.workers(now_s, self._grace_s(), self._answers)
+    def _trusted_workers(self, trust: SourceTrust, now_s: float) -> list[ReportedWorker]:
+        return trust.workers(now_s, self._grace_s(), self._answers)
 
     def _answers(self, spec: WorkerSpec) -> bool:
         """Return whether a worker of the fleet with the URL and rank of `spec` answers probes."""
         at_url = self._fleet.at_url(spec.url)
         return any(m.answers for m in at_url if spec.rank in (None, m.spec.rank))
 
-    def _all_heard(self) -> bool:
-        return all(one.believed.heard for one in self._followed.values())
+    def _all_reported(self) -> bool:
+        return all(one.trust.has_reported for one in self._followed.values())

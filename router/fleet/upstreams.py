@@ -38,7 +38,7 @@ class WorkerTrust:
         return worker_tls(self._files)
 
     @cached_property
-    def _believing(self) -> ssl.SSLContext:
+    def _insecure_context(self) -> ssl.SSLContext:
         return worker_tls(self._files, insecure=True)
 
     def of(self, spec: WorkerSpec) -> tuple[ssl.SSLContext | None, str | None]:
@@ -48,7 +48,7 @@ class WorkerTrust:
         parts = urlsplit(spec.url)
         if parts.scheme != "https":
             return None, None
-        options = self._believing if spec.insecure else self.verifying, spec.server_name
+        options = self._insecure_context if spec.insecure else self.verifying, spec.server_name
         self._options[parts.hostname or "", parts.port or 443] = options
         return options
 

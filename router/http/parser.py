@@ -355,7 +355,7 @@ class RequestReader:
         at = 0
         try:
             if self._begun:
-                at, data = self._go_on(data, whole)
+                at, data = self._continue_head(data, whole)
             while at < len(data) and not self.ended:
                 if self._head is None:
                     at = self._take_head(data, at, at, whole)
@@ -373,7 +373,7 @@ class RequestReader:
         self.refused = reason
         self._forget()
 
-    def _go_on(self, data: bytes, whole: list[Whole]) -> tuple[int, bytes]:
+    def _continue_head(self, data: bytes, whole: list[Whole]) -> tuple[int, bytes]:
         """Continue a head that has begun with more bytes, without searching the earlier bytes
         again.
         """

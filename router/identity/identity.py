@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-from policies.facts import UNIDENTIFIED, Identity, whose
+from policies.facts import UNIDENTIFIED, Identity, user_id_of
 from router.http.errors import ClientError
 from router.identity.body_fields import Fields, read_body, values_in
 from router.identity.families import CLIENTS, ROUTER_IDS, Family, Ids, read_headers
@@ -26,7 +26,7 @@ class Headers(Protocol):
         """
 
 
-class Said(NamedTuple):
+class ClientIdentity(NamedTuple):
     """The session, identity and hints that a client gives with a request. Lifetime: request."""
 
     session: str | None
@@ -34,12 +34,12 @@ class Said(NamedTuple):
     hints: Hints = NO_HINTS
 
     @property
-    def whose(self) -> str | None:
+    def user_id(self) -> str | None:
         """The id that all requests of one person have in common, or None if there is none."""
-        return whose(self.session, self.identity)
+        return user_id_of(self.session, self.identity)
 
 
-NOTHING_SAID = Said(None)
+NO_CLIENT_IDENTITY = ClientIdentity(None)
 
 
 class IdentityReader:
@@ -85,7 +85,9 @@ class IdentityReader:
         if clients:
             self._names |= {*PRIORITY_HEADERS, *_FAIRNESS_HEADERS}
 
-    def read(self, headers: Headers, session_id: str | None, fields: Fields | None) -> Said:
+    def read(
+        self, headers: Headers, session_id: str | None, fields: Fields | None
+    ) -> ClientIdentity:
         """Return the session, the identity and the hints of a request.
 
         `session_id` is the body's field of this name; `fields` are the fields of the body that
@@ -93,14 +95,14 @@ class IdentityReader:
         form. Raises ClientError(400) if the session header has more than 1,024 characters.
         """
         said = self._read(headers, session_id, fields)
-        if self._key is None or said is NOTHING_SAID:
+        if self._key is None or said is NO_CLIENT_IDENTITY:
             return said
         session, identity = said.session, said.identity
         if identity is not UNIDENTIFIED:
             group, parent = self._digest(identity.group), self._digest(identity.parent)
             cache_group, user = self._digest(identity.cache_group), self._digest(identity.user)
             identity = Identity(group, parent, cache_group, user, identity.final)
-        return Said(self._digest(session), identity, said.hints)
+        return ClientIdentity(self._digest(session), identity, said.hints)
 
     def _digest(self, text: str | None) -> str | None:
         if text is None:
@@ -108,21 +110,23 @@ class IdentityReader:
         data = text.encode("utf-8", "surrogatepass")
         return blake2b(data, key=self._key or b"", digest_size=_DIGEST_BYTES).hexdigest()
 
-    def _read(self, headers: Headers, session_id: str | None, fields: Fields | None) -> Said:
+    def _read(
+        self, headers: Headers, session_id: str | None, fields: Fields | None
+    ) -> ClientIdentity:
         found = headers.among(self._names)
         if found is None and not fields:
-            return NOTHING_SAID if session_id is None else Said(session_id)
+            return NO_CLIENT_IDENTITY if session_id is None else ClientIdentity(session_id)
         found = found or {}
         named = found.get(self.session_header) or None
         if named is not None and len(named) > _MAX_SESSION_CHARS:
             raise ClientError(400, f"{self.session_header} is too long", code="string_too_long")
         if named is not None and len(found) == 1 and not fields:
-            return Said(named)
+            return ClientIdentity(named)
         return self._combine(found, named, session_id, fields or {})
 
     def _combine(
         self, found: Mapping[str, str], named: str | None, session_id: str | None, fields: Fields
-    ) -> Said:
+    ) -> ClientIdentity:
         ids = Ids(session=named)
         self._add_headers(found, ids)
         if session_id:
@@ -136,7 +140,7 @@ class IdentityReader:
         hints = NO_HINTS
         if self._reads_all and (values or not found.keys().isdisjoint(PRIORITY_HEADERS)):
             hints = hints_in(found, values)
-        return Said(ids.session, _identity(ids), hints)
+        return ClientIdentity(ids.session, _identity(ids), hints)
 
     def _add_headers(self, found: Mapping[str, str], ids: Ids) -> None:
         """Add to `ids` the ids in headers of other routers, and then those in the headers of one

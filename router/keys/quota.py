@@ -277,7 +277,7 @@ class SharedUse:
     def __init__(self, allowances: Callable[[], Mapping[str, Allowance]]) -> None:
         self._allowances = allowances
         self._touched: set[str] = set()
-        self._told: dict[str, dict[str, KeyUsage]] = {}  # by peer and key, the latest
+        self._reported: dict[str, dict[str, KeyUsage]] = {}  # by peer and key, the latest
 
     def touched(self, key: str) -> None:
         """Note that a request of this router used the key with this digest."""
@@ -295,13 +295,13 @@ class SharedUse:
         uses = [_use(key, allowance) for key, allowance in self._allowances().items()]
         return [use for use in uses if use.requests or use.inflight]
 
-    def heard(self, peer: str, uses: list[KeyUsage], again: bool, now_s: float) -> None:
+    def on_peer_usage(self, peer: str, uses: list[KeyUsage], again: bool, now_s: float) -> None:
         """Take the usage that a peer router reported from the keys' allowances.
 
         `again` True means that the peer repeated all its totals for a router that knew nothing of
         it; then usage from before this router knew the peer is not taken.
         """
-        told = self._told.setdefault(peer, {})
+        told = self._reported.setdefault(peer, {})
         allowances = self._allowances()
         for use in uses:
             before = told.get(use.key)
@@ -315,10 +315,10 @@ class SharedUse:
                 requests, tokens = use.requests - before.requests, use.tokens - before.tokens
                 allowance.taken_elsewhere(now_s, requests, tokens, use.inflight - before.inflight)
 
-    def gone(self, peer: str, now_s: float) -> None:
+    def drop_peer(self, peer: str, now_s: float) -> None:
         """Stop counting the running requests of a peer router that is gone."""
         allowances = self._allowances()
-        for use in self._told.pop(peer, {}).values():
+        for use in self._reported.pop(peer, {}).values():
             allowance = allowances.get(use.key)
             if allowance is not None:
                 allowance.taken_elsewhere(now_s, 0, 0, -use.inflight)

@@ -113,7 +113,7 @@ _SAID: Mapping[str | int | None, str] = MappingProxyType(
 )
 
 
-def said_by_triton(code: str | int | None, message: str) -> str:
+def triton_message(code: str | int | None, message: str) -> str:
     """Return the text of a refusal in Triton's words. Triton's clients recognize a full queue, and
     a timeout in the queue, by the beginning of the text.
     """

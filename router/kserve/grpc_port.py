@@ -38,8 +38,8 @@ from router.kserve.messages import (
     SERVICE,
     STATUS_OF,
     GrpcTarget,
-    asked,
     grpc_answer,
+    http_request_of,
     model_of,
     stream_error,
     target_of,
@@ -150,7 +150,7 @@ class GrpcPort(GrpcListener):
         if method in KSERVE_GRPC:
             return grpc.unary_unary_rpc_method_handler(self._infer)
         if service == SERVICE and rpc in RPCS:
-            return grpc.unary_unary_rpc_method_handler(partial(self._ask, rpc))
+            return grpc.unary_unary_rpc_method_handler(partial(self._call, rpc))
         return None
 
     # --- inference ----------------------------------------------------------------------------
@@ -217,14 +217,14 @@ class GrpcPort(GrpcListener):
 
     # --- all else -----------------------------------------------------------------------------
 
-    async def _ask(self, rpc: str, message: bytes, context: Any) -> bytes:
+    async def _call(self, rpc: str, message: bytes, context: Any) -> bytes:
         """Answer a call of the service that is not inference."""
         caller = self.caller(context)
 
         async def handle(http: Request) -> Answer:
             if RPCS[rpc] == "passed_on":
                 return await self._passed_on(rpc, http)
-            method, path, body = asked(rpc, message)
+            method, path, body = http_request_of(rpc, message)
             try:
                 answer = await self._kserve.answer(caller.request(path, body, method))
             except ClientError as error:
@@ -235,7 +235,7 @@ class GrpcPort(GrpcListener):
                 return error_response(502, error.message)
 
         answer = await answer_or_error(
-            handle, caller.request(f"/{SERVICE}/{rpc}", message), _nobody
+            handle, caller.request(f"/{SERVICE}/{rpc}", message), _ignore_status
         )
         if isinstance(answer, Response) and answer.status < 300:
             return answer.body
@@ -511,5 +511,5 @@ def _metadata(headers: tuple[Header, ...]) -> aio.Metadata:
     return aio.Metadata(*((n, v) for n, v in plain if v.isprintable() and n != "content-type"))
 
 
-def _nobody(status: int) -> None:
+def _ignore_status(status: int) -> None:
     """Ignore the status of an answer, because the request was no inference."""

@@ -210,7 +210,7 @@ class _Exchange:
         self._bytes = 0
         self._events = 0
         self._kept = b""  # the last message with outputs, which may report tokens
-        self._told_s = -1.0
+        self._reported_s = -1.0
         self._first_byte_s: float | None = None
         self._last_byte_s: float | None = None
 
@@ -323,8 +323,8 @@ class _Exchange:
         now_s, terms = self._last_byte_s or 0.0, self._terms
         if self._events == 1 and terms.on_first_byte is not None:
             terms.on_first_byte(now_s)
-        if terms.on_progress is not None and now_s - self._told_s >= terms.limits.progress_s:
-            self._told_s = now_s
+        if terms.on_progress is not None and now_s - self._reported_s >= terms.limits.progress_s:
+            self._reported_s = now_s
             terms.on_progress(now_s, self._events)
 
     def _relay(self, message: bytes, answers: bool = True) -> None:

@@ -44,7 +44,7 @@ from router.kserve.content import (
     Content,
     KserveTarget,
     content_of,
-    said_by_triton,
+    triton_message,
     usage_of,
 )
 
@@ -131,7 +131,7 @@ def tritons_error(body: bytes, model: str | None) -> bytes:
         error = msgspec.json.decode(body, type=_OpenAiBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
-    message = said_by_triton(error.code, error.message)
+    message = triton_message(error.code, error.message)
     if error.code == "model_not_found" and model is not None:
         message = unknown_model(model)
     return msgspec.json.encode({"error": message})
@@ -300,7 +300,7 @@ def answer_usage(kept: bytes, events: int, block_size: int | None) -> Usage | No
     if b'"num_' not in kept and b'"kv_cache_' not in kept:
         return None
     try:
-        usage = usage_of(_told(kept), block_size)
+        usage = usage_of(_token_counts(kept), block_size)
     except (ValueError, TypeError, LookupError):
         return None  # the counts are the worker's courtesy
     if usage is not None and events:
@@ -315,7 +315,7 @@ def _inflated(body: bytes) -> bytes:
         return b""
 
 
-def _told(kept: bytes) -> dict[str, Tensor]:
+def _token_counts(kept: bytes) -> dict[str, Tensor]:
     """Return the outputs with token counts by name; of a name that occurs twice, the
     later value.
     """

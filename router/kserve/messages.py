@@ -446,7 +446,7 @@ def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
     """Return the name and the version (or None) of the model that a gRPC call names. Raises
     ClientError.
     """
-    request = _asked(rpc, message)
+    request = _parsed_request(rpc, message)
     _check_length("name", request.name, MAX_KEY_CHARS)
     version: str = request.version
     if version and not (version.isascii() and version.isdigit() and len(version) <= 20):
@@ -456,21 +456,21 @@ def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
     return request.name, version or None
 
 
-def _asked(rpc: str, message: bytes) -> Any:
+def _parsed_request(rpc: str, message: bytes) -> Any:
     try:
         return _parsed(_CLASSES[f"{rpc}Request"], message)
     except _BrokenError as error:
         raise ClientError(400, f"the message is no {rpc}Request: {error}") from error
 
 
-def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
+def http_request_of(rpc: str, message: bytes) -> tuple[str, str, bytes]:
     """Return the method, decoded path and body of the HTTP request that is equivalent to a gRPC
     call. Raises ClientError.
     """
     if rpc in _FIXED_PATHS:
         return *_FIXED_PATHS[rpc], b""
     if rpc == "RepositoryIndex":
-        request = _asked(rpc, message)
+        request = _parsed_request(rpc, message)
         if request.repository_name:  # as Triton says; 405 becomes UNIMPLEMENTED
             raise ClientError(405, "'repository_name' specification is not supported")
         return "POST", "/v2/repository/index", b'{"ready":true}' if request.ready else b"{}"

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.engines.adapter import MAX_METRICS_BYTES, EngineReply, ask
+from router.engines.adapter import MAX_METRICS_BYTES, EngineReply, fetch
 from router.engines.table import adapter_of
 from router.engines.triton_inputs import USUAL, Roles, overridden
 from router.fleet.member import Member
@@ -193,7 +193,7 @@ class KservePort:
         last: EngineReply | None = None
         for member in members:
             try:
-                last = await self._ask(member, path)
+                last = await self._fetch(member, path)
             except (WireError, aiohttp.ClientError, TimeoutError):
                 continue
             if last.status == 200:
@@ -203,7 +203,7 @@ class KservePort:
         kind = "application/json" if last.body else "text/plain"
         return Response(last.status, last.body, content_type=kind)
 
-    async def _ask(
+    async def _fetch(
         self,
         member: Member,
         path: str,
@@ -213,7 +213,7 @@ class KservePort:
     ) -> EngineReply:
         timeout = aiohttp.ClientTimeout(total=within_s)
         url = f"{member.spec.url}{path}"
-        return await ask(self._http, url, timeout, MAX_METRICS_BYTES, method, data)
+        return await fetch(self._http, url, timeout, MAX_METRICS_BYTES, method, data)
 
     async def _each(
         self, members: Iterable[Member], path: str, method: str = "GET", data: bytes | None = None
@@ -224,7 +224,7 @@ class KservePort:
         async def one(member: Member) -> Any:
             async with few:
                 try:
-                    reply = await self._ask(member, path, method, data)
+                    reply = await self._fetch(member, path, method, data)
                     return msgspec.json.decode(reply.body) if reply.status == 200 else None
                 except (WireError, aiohttp.ClientError, TimeoutError, *_BAD):
                     return None
@@ -266,7 +266,7 @@ class KservePort:
         async def one(member: Member) -> tuple[int, str]:
             async with few:
                 try:
-                    reply = await self._ask(member, path, "POST", body or b"{}", _LOAD_S)
+                    reply = await self._fetch(member, path, "POST", body or b"{}", _LOAD_S)
                 except (WireError, aiohttp.ClientError, TimeoutError) as error:
                     return 500, str(error) or type(error).__name__
             await member.look_again()

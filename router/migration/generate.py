@@ -152,13 +152,13 @@ class GenerateJournal(Journal):
         self._id = msgspec.Raw(b"null")
 
     def seam(self) -> None:
-        output, begun = self._output, bool(self.said)
+        output, begun = self._output, bool(self.answer_ids)
         super().seam()
         if begun and self._first is None:
             self._first = output
             if output.whole_text is None:
-                self._spoil("mode")
-        self._before, self._before_text = self.said[:], self._before_text + output.text
+                self._mark_unmovable("mode")
+        self._before, self._before_text = self.answer_ids[:], self._before_text + output.text
         self._output = _WorkerOutput(self._first)
 
     def _take(self, event: bytes) -> bytes:
@@ -174,7 +174,7 @@ class GenerateJournal(Journal):
         try:
             read = _EVENT.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._spoil("unreadable")
+            self._mark_unmovable("unreadable")
             return self._with_held(event)
         return self._take_event(event, data, read)
 
@@ -184,7 +184,7 @@ class GenerateJournal(Journal):
             self.failure = WorkerError("early_close", "the worker gave the answer up")
             return b""
         if read.index:
-            self._spoil("several_choices")
+            self._mark_unmovable("several_choices")
         ends, new, grown = finish is not None, list[int](), ""
         if not self.unfit or self._first is not None:
             new, grown = self._follow(read, ends)
@@ -207,13 +207,13 @@ class GenerateJournal(Journal):
             try:
                 self.prompt.extend(self._plan.prompt)
             except OverflowError:  # ids beyond int32 represent images
-                self._spoil("media")
+                self._mark_unmovable("media")
             if read.meta_info.prompt_tokens != self.prompt_tokens:
-                self._spoil("prompt_count")
+                self._mark_unmovable("prompt_count")
         found = self._output.new_output(read)
         if found is None:
             if self._first is None:
-                self._spoil("unclear")
+                self._mark_unmovable("unclear")
             else:  # one of another version, or with other options: the next one may be as the first
                 self.failure = WorkerError("busy", "the worker writes streams in another way")
             return [], ""
@@ -222,10 +222,10 @@ class GenerateJournal(Journal):
             return found
         self._withheld.extend(new)
         if grown or ends or read.text is None:
-            self.said.extend(self._withheld)
+            self.answer_ids.extend(self._withheld)
             del self._withheld[:]
         elif len(self._withheld) > WITHHELD_TOKENS:
-            self._spoil("withheld")
+            self._mark_unmovable("withheld")
         self._keep()
         return found
 

@@ -103,7 +103,7 @@ class ChunkChoice(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
 
     @property
-    def says(self) -> bool:
+    def has_text(self) -> bool:
         """True if the choice has text of the answer."""
         if self.delta is None:
             return bool(self.text)
@@ -226,9 +226,9 @@ def as_chat(data: bytes) -> bytes:
     return _CHOICE_PROMPT.sub(b"", data).replace(_NO_STOP, b',"finish_reason":null', 1)
 
 
-def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
+def with_usage(data: bytes, prompt_tokens: int, earlier_tokens: int) -> bytes:
     """Return the event with the token counts of the whole answer, of which earlier workers wrote
-    `said` tokens.
+    `earlier_tokens` tokens.
     """
     found = _USAGE.search(data)
     if found is None:
@@ -239,19 +239,21 @@ def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
     except (ValueError, RecursionError):
         return data
     if isinstance(answer := usage.get("completion_tokens"), int):
-        usage |= counts(prompt_tokens, answer + said)  # keys that are there keep their order
+        usage |= counts(
+            prompt_tokens, answer + earlier_tokens
+        )  # keys that are there keep their order
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
         usage["prompt_tokens_details"] = details | {"cached_tokens": min(cached, prompt_tokens)}
     return data[: found.end()] + msgspec.json.encode(usage) + text[chars:].encode()
 
 
-def counts(prompt_tokens: int, said: int) -> dict[str, int]:
+def counts(prompt_tokens: int, answer_tokens: int) -> dict[str, int]:
     """Return a request's token counts in OpenAI's form."""
     return {
         "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + said,
-        "completion_tokens": said,
+        "total_tokens": prompt_tokens + answer_tokens,
+        "completion_tokens": answer_tokens,
     }
 
 
@@ -278,7 +280,7 @@ class Journal:
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         self.prompt = array("i")
-        self.said = array("i")  # tokens of the answer that the client has seen all of
+        self.answer_ids = array("i")  # tokens of the answer that the client has seen all of
         self.prompt_tokens = 0
         self.unfit = ""  # why it cannot go on elsewhere, in a word
         # The answer is complete, though its usage or last line may be missing.
@@ -312,7 +314,7 @@ class Journal:
         was lost.
         """
         self.prompt.frombytes(first.prompt)
-        self.said.frombytes(first.said)
+        self.answer_ids.frombytes(first.said)
         self._kept_tokens = first.leave_room()
         self.prompt_tokens = first.prompt_tokens
         self.unfit = first.unfit
@@ -331,7 +333,7 @@ class Journal:
         if self._prompt_held:
             self._prompt_shown = self._prompt_held = False
         del self._withheld[:]
-        self.said_before = len(self.said)
+        self.said_before = len(self.answer_ids)
         self._seams += 1
         self.failure = None
 
@@ -345,7 +347,7 @@ class Journal:
             if self.failure is not None:
                 break
         if self._events.full and self.failure is None:
-            self._spoil("long_event")
+            self._mark_unmovable("long_event")
             out += (*self._held, self._events.rest())
             self._held.clear()
         return b"".join(out)
@@ -358,7 +360,7 @@ class Journal:
         return b"".join(held) + self._events.rest()
 
     @property
-    def _owes_usage(self) -> bool:
+    def _must_add_usage(self) -> bool:
         return self._plan.shows_usage and not self._usage_sent and not self.complete
 
     @property
@@ -366,20 +368,20 @@ class Journal:
         """True if the answer is complete, so that the router can write the end of the stream
         without a worker.
         """
-        return self.finished and not (self.unfit and self._owes_usage)
+        return self.finished and not (self.unfit and self._must_add_usage)
 
     def closing(self) -> bytes:
         """Return the end of a `closable` stream whose worker is gone."""
         if self.complete:
             return b""
-        usage = counts(self.prompt_tokens, len(self.said)) if self._owes_usage else None
+        usage = counts(self.prompt_tokens, len(self.answer_ids)) if self._must_add_usage else None
         return closing(self._prefix or b"{", usage)
 
     def close(self) -> None:
         """Free the memory of the token ids."""
         self._room.give(self._kept_tokens)
         self._kept_tokens = 0
-        self.prompt, self.said = array("i"), array("i")
+        self.prompt, self.answer_ids = array("i"), array("i")
 
     # One event.
 
@@ -392,23 +394,23 @@ class Journal:
             return self._with_held(event)
         chunk = read_chunk(data)
         if chunk is None:
-            self._spoil("unreadable")
+            self._mark_unmovable("unreadable")
             return self._with_held(self._cleaned(event))
         if bytes(chunk.error) != b"null":
             return self._with_held(self._cleaned(event)) if self._is_answer(chunk) else b""
         if self._prefix is None:
             self._prefix = prefix_of(data)
             if self._prefix is None:
-                self._spoil("unreadable")
+                self._mark_unmovable("unreadable")
         if not chunk.choices:
             self._usage_sent |= bytes(chunk.usage) != b"null"
             if not self.unfit and not self._seams and chunk.answer_tokens is not None:
                 # Parsers of some versions swallow ids along with the text they keep.
-                self.miscounted = chunk.answer_tokens != len(self.said)
+                self.miscounted = chunk.answer_tokens != len(self.answer_ids)
             return self._with_held(self._written(event, data, chunk))
         choice = chunk.choices[0]
         if len(chunk.choices) > 1 or choice.index:
-            self._spoil("several_choices")
+            self._mark_unmovable("several_choices")
         return self._take_choice(event, data, chunk, choice)
 
     def _take_choice(self, event: bytes, data: bytes, chunk: Chunk, choice: ChunkChoice) -> bytes:
@@ -417,7 +419,7 @@ class Journal:
             return b""
         prompt = choice.prompt_token_ids or chunk.prompt_token_ids
         ends = choice.finish_reason is not None
-        says = choice.says
+        says = choice.has_text
         if not self.unfit:
             self._remember(prompt, choice, says, ends)
         opens = choice.opens and not says
@@ -435,7 +437,7 @@ class Journal:
         return b""
 
     def _remember(
-        self, prompt: list[int] | None, choice: ChunkChoice, says: bool, ends: bool
+        self, prompt: list[int] | None, choice: ChunkChoice, has_text: bool, ends: bool
     ) -> None:
         ids = choice.token_ids or ()
         if prompt is not None and not self.prompt:
@@ -443,23 +445,23 @@ class Journal:
             self.prompt_tokens = len(prompt)
         self._withheld.extend(ids)
         if choice.parsed:
-            self._spoil("parsed")
-        elif says and not (self._withheld and self.prompt):
-            self._spoil("no_token_ids")
-        elif says or ends:
-            self.said.extend(self._withheld)
+            self._mark_unmovable("parsed")
+        elif has_text and not (self._withheld and self.prompt):
+            self._mark_unmovable("no_token_ids")
+        elif has_text or ends:
+            self.answer_ids.extend(self._withheld)
             del self._withheld[:]
         elif len(self._withheld) > WITHHELD_TOKENS:
-            self._spoil("withheld")
+            self._mark_unmovable("withheld")
         self._keep()
 
     def _keep(self) -> None:
         """Reserve memory for the token ids that are kept now; if there is none, the stream can no
         longer move.
         """
-        kept = len(self.prompt) + len(self.said)
+        kept = len(self.prompt) + len(self.answer_ids)
         if not self.unfit and not self._room.take(kept - self._kept_tokens, kept):
-            self._spoil("room")
+            self._mark_unmovable("room")
         elif not self.unfit:
             self._kept_tokens = kept
 
@@ -501,7 +503,7 @@ class Journal:
         held, self._held, self._prompt_held = self._held, [], False
         return b"".join((*held, event))
 
-    def _spoil(self, why: str) -> None:
+    def _mark_unmovable(self, why: str) -> None:
         """Note the reason, in a word, why the stream can no longer move to another worker, and free
         its ids.
         """
@@ -510,4 +512,4 @@ class Journal:
             del self._withheld[:]  # no token waits for its text any more
             self._room.give(self._kept_tokens)
             self._kept_tokens = 0
-            self.prompt, self.said = array("i"), array("i")
+            self.prompt, self.answer_ids = array("i"), array("i")

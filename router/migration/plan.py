@@ -208,7 +208,7 @@ _DROPPED = frozenset(
 )  # fmt: skip
 
 
-def asking_for_ids(body: bytes, plan: Plan) -> bytes:
+def with_return_token_ids(body: bytes, plan: Plan) -> bytes:
     """Return `body` with `return_token_ids`. If it did not have this field, all its other bytes
     stay the same.
 
@@ -224,9 +224,10 @@ def asking_for_ids(body: bytes, plan: Plan) -> bytes:
 
 
 def tokens_left(
-    plan: Plan, form: StreamForm, prompt_tokens: int, said: int, context_tokens: int | None
+    plan: Plan, form: StreamForm, prompt_tokens: int, answer_tokens: int, context_tokens: int | None
 ) -> int | None:
-    """Return how many more tokens the answer may have after `said` tokens; None if that is unknown.
+    """Return how many more tokens the answer may have after `answer_tokens` tokens; None if that is
+    unknown.
 
     `context_tokens` is the model's limit for prompt and answer together, or None if unknown.
     """
@@ -238,28 +239,28 @@ def tokens_left(
         if context_tokens is None:
             return None
         limit = context_tokens - prompt_tokens
-    return limit - said
+    return limit - answer_tokens
 
 
-def rest_of(plan: Plan, ids: Sequence[int], said: int, left: int) -> bytes:
+def rest_of(plan: Plan, ids: Sequence[int], answer_tokens: int, left: int) -> bytes:
     """Return the body of a completion request that continues after `ids`, which are those of the
-    prompt and of the `said` tokens of the answer.
+    prompt and of the `answer_tokens` tokens of the answer.
     """
     if plan.prompt is not None:
-        return _rest_of_generate(plan, ids, said, left)
+        return _rest_of_generate(plan, ids, answer_tokens, left)
     fields: dict[str, Any] = {k: v for k, v in plan.fields.items() if k not in _DROPPED}
     least = value_of(plan.fields.get("min_tokens"))
     if isinstance(least, int):
-        fields["min_tokens"] = max(least - said, 0)
+        fields["min_tokens"] = max(least - answer_tokens, 0)
     fields |= {"prompt": list(ids), "max_tokens": left, "stream": True, "return_token_ids": True}
     return msgspec.json.encode(fields)
 
 
-def _rest_of_generate(plan: Plan, ids: Sequence[int], said: int, left: int) -> bytes:
+def _rest_of_generate(plan: Plan, ids: Sequence[int], answer_tokens: int, left: int) -> bytes:
     params: dict[str, Any] = value_of(plan.fields.get("sampling_params")) or {}
     least = params.get("min_new_tokens")
     if isinstance(least, int):
-        params["min_new_tokens"] = max(least - said, 0)
+        params["min_new_tokens"] = max(least - answer_tokens, 0)
     fields: dict[str, Any] = {k: v for k, v in plan.fields.items() if k != "text"}
     fields |= {"input_ids": list(ids), "sampling_params": params | {"max_new_tokens": left}}
     return msgspec.json.encode(fields)

@@ -26,11 +26,11 @@ from router.migration.metrics import MigrationMetrics
 from router.migration.plan import (
     MOVABLE,
     Plan,
-    asking_for_ids,
     plan_of,
     rest_of,
     to_completions,
     tokens_left,
+    with_return_token_ids,
 )
 from router.upstream.client_reply import ClientReply, LendingSink
 
@@ -85,7 +85,7 @@ class Stream(LendingSink):
         self._refused: int | None = None  # status of an answer that does not go on with ours
         self._short = False  # the worker ended its reply before the answer's end
         self._lost: WorkerError | None = None  # why the worker before this one was lost
-        self._heard_s: float | None = None  # when it was last heard, until another one is
+        self._last_event_s: float | None = None  # when it was last heard, until another one is
         self._left: int | None = None  # tokens
         self._events = 0  # of the workers before
         self._taken = False  # a worker was, so there is a reply
@@ -97,7 +97,7 @@ class Stream(LendingSink):
 
     def take(self, kind: str | None, reply: ClientReply) -> bool:
         form = adapter_of(kind).stream_form
-        if self._journal.said and form is None:
+        if self._journal.answer_ids and form is None:
             return False
         self._form = form
         self._refused, self._short, self._taken = None, False, True
@@ -109,19 +109,19 @@ class Stream(LendingSink):
         return True
 
     def request(self, request: UpstreamRequest) -> UpstreamRequest:
-        said = len(self._journal.said)
+        said = len(self._journal.answer_ids)
         if said and self._left is not None:
-            ids = [*self._journal.prompt, *self._journal.said]
+            ids = [*self._journal.prompt, *self._journal.answer_ids]
             body = rest_of(self._plan, ids, said, self._left)
             return replace(request, target=to_completions(request.target), body=body)
         if self._form is None or (self._plan.chat and not self._form.chat):
             return request
-        return replace(request, body=asking_for_ids(request.body, self._plan))
+        return replace(request, body=with_return_token_ids(request.body, self._plan))
 
     def rest(self) -> Arrival | None:
-        if not self._journal.said:
+        if not self._journal.answer_ids:
             return None
-        ids = np.array([*self._journal.prompt, *self._journal.said], dtype=np.int32)
+        ids = np.array([*self._journal.prompt, *self._journal.answer_ids], dtype=np.int32)
         arrival = self._arrival
         seed = chain_seed(*self._service.identity(arrival.model), self._plan.salt)
         return replace(
@@ -170,8 +170,8 @@ class Stream(LendingSink):
             return outcome
         self._moves -= 1
         self._events += outcome.events
-        if self._heard_s is None:
-            self._heard_s = outcome.last_byte_s or self._service.clock()
+        if self._last_event_s is None:
+            self._last_event_s = outcome.last_byte_s or self._service.clock()
         return replace(outcome, resumable=True)
 
     def give_up(self, result: str) -> ClientReply:
@@ -217,7 +217,7 @@ class Stream(LendingSink):
         """Return a word for why a stream with known ids cannot move; "" if it can."""
         if not self._moves:
             return "moves"
-        said = len(self._journal.said)
+        said = len(self._journal.answer_ids)
         context_tokens = None
         if self._plan.max_tokens is None:
             context_tokens = (self._service.card(self._arrival.model) or {}).get("max_model_len")
@@ -316,10 +316,10 @@ class Stream(LendingSink):
         if not self.begun:
             self.begun = True
             self.reply.head(self._client_head())
-        elif self._heard_s is not None:
-            self._metrics.gap.observe(max(self._service.clock() - self._heard_s, 0.0))
+        elif self._last_event_s is not None:
+            self._metrics.gap.observe(max(self._service.clock() - self._last_event_s, 0.0))
             self._metrics.ended["moved", self._lost.kind if self._lost is not None else ""] += 1
-            self._heard_s = None
+            self._last_event_s = None
         self.reply.data(self._framed(data))
 
     def _client_head(self) -> ReplyHead:
@@ -397,10 +397,10 @@ class Migrations:
             yield stream
         finally:
             if stream.miscounted:
-                self._distrust(arrival.model)
+                self._disable_model(arrival.model)
             stream.close()
 
-    def _distrust(self, model: str) -> None:
+    def _disable_model(self, model: str) -> None:
         """Move no more streams of this model, because its workers do not send all token ids: the
         rest of an answer built from them would be wrong, and nobody would notice.
         """

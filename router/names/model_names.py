@@ -50,7 +50,7 @@ class ModelNames:
         self._hidden: list[str] | None = None  # as of that version, as are the next two
         self._cards_of: Sequence[dict[str, Any]] = ()  # models' cards, from which those are
         self._cards: list[dict[str, Any]] | None = None  # of names
-        self._told = set[str]()  # names of rules that are also models' names
+        self._logged = set[str]()  # names of rules that are also models' names
         self._settings = settings
         self.rules = NameRules(settings)
         self._metrics = metrics
@@ -61,7 +61,7 @@ class ModelNames:
         if settings != self._settings:
             self.rules = NameRules(settings)
             self._settings, self._version = settings, -1
-            self._told.clear()
+            self._logged.clear()
             self._metrics.forget(self.rules.names)
             self._expect()
 
@@ -74,9 +74,9 @@ class ModelNames:
                 self._metrics.expect(rule)
 
     async def choose(
-        self, asked: str, tenant: str | None, session: str | None, body: bytes
+        self, requested: str, tenant: str | None, session: str | None, body: bytes
     ) -> NamedModel | None:
-        rule = self._rule(asked)
+        rule = self._rule(requested)
         if rule is None:
             return None
         whose: bytes | None = None
@@ -89,7 +89,7 @@ class ModelNames:
                 target = heaviest(rule.name, whose, targets)
             following = self.rules.follows(rule, target)
             if following is None:
-                return NamedModel(asked, rule.name, target.model, target.revision)
+                return NamedModel(requested, rule.name, target.model, target.revision)
             rule = following
 
     def stands_for(self, name: str) -> str:
@@ -99,8 +99,8 @@ class ModelNames:
             name, rule = target.model, self.rules.follows(rule, target)
         return name
 
-    def open_models(self, asked: str) -> frozenset[str]:
-        found, rules, seen = set[str](), [self._rule(asked)], set[str]()
+    def open_models(self, requested: str) -> frozenset[str]:
+        found, rules, seen = set[str](), [self._rule(requested)], set[str]()
         while rules:
             if (rule := rules.pop()) is None or rule.name in seen:
                 continue
@@ -142,15 +142,15 @@ class ModelNames:
         assert named.asked is not None, "no other answer is edited"
         return editor_of(path, named.asked)
 
-    def _rule(self, asked: str) -> NameRule | None:
+    def _rule(self, requested: str) -> NameRule | None:
         rules = self.rules
-        rule = rules.exact_rule(asked)
+        rule = rules.exact_rule(requested)
         if rule is None:
-            return None if self._known(asked) else rules.pattern_rule(asked)
-        if asked not in self._told and not rule.splits_itself and self._served(asked):
-            self._told.add(asked)
+            return None if self._known(requested) else rules.pattern_rule(requested)
+        if requested not in self._logged and not rule.splits_itself and self._served(requested):
+            self._logged.add(requested)
             line = "the name %r has a rule, and workers serve a model of that name: the rule counts"
-            log.warning(line, asked[:200])
+            log.warning(line, requested[:200])
         return rule
 
     def models(self) -> frozenset[str]:
@@ -225,14 +225,14 @@ def _card_of(name: str, model: str, of_model: dict[str, Any] | None) -> dict[str
     return card | {key: of_model[key] for key in shown if of_model and key in of_model}
 
 
-def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarget:
+def heaviest(rule: str, caller: bytes, targets: Sequence[NameTarget]) -> NameTarget:
     """Return the target that a weighted draw chooses; the draw is always the same for the same
-    `rule` and `whose`.
+    `rule` and `caller`.
 
     This is weighted rendezvous hashing: each target's draw depends on that target alone, so that a
     changed weight moves only requests to or from its target.
     """
-    seed = xxh3_64_intdigest(msgspec.msgpack.encode((rule, whose)))
+    seed = xxh3_64_intdigest(msgspec.msgpack.encode((rule, caller)))
 
     def cost(target: NameTarget) -> float:
         drawn = xxh3_64_intdigest(str(target).encode("utf-8", "surrogatepass"), seed)

@@ -66,8 +66,8 @@ class PickerExchange:
     """The state of one request of a data plane. `feed` takes a message and returns the messages to
     send in reply. Lifetime: request.
 
-    Once `asks` is True, `place` or `refuse` must be called. After that the answer arrives: its head
-    is `reply`, `taken` returns pieces of its body, and `over` is True at its end.
+    Once `needs_decision` is True, `place` or `refuse` must be called. After that the answer
+    arrives: its head is `reply`, `taken` returns pieces of its body, and `over` is True at its end.
     """
 
     def __init__(self, body_bytes: int) -> None:
@@ -79,7 +79,7 @@ class PickerExchange:
         self.client = ""  # HOST:PORT, where the data plane says so
         self.response_sets: tuple[Header, ...] = ()  # added to the worker's headers
         self.tells_served = False  # the answer's head names the worker, for conformance tests
-        self.asks = False
+        self.needs_decision = False
         self.blind = False  # it is to be placed without its body
         self.idle = False  # the data plane only reports, and waits for no answer
         self.placed = False
@@ -166,10 +166,10 @@ class PickerExchange:
         self.subset = messages.metadata(message, messages.SUBSET_SPACE, SUBSET)
         self.client = messages.attributes_of(message).get("source.address", "")
         if came.end_of_stream:
-            self._request_over = self.asks = True
+            self._request_over = self.needs_decision = True
             return []
         if self._request_mode in _AT_HEADERS:
-            self.asks = self.blind = True
+            self.needs_decision = self.blind = True
             return []
         return [PLAIN["request_headers"]] if self._request_mode in _WHOLE else []
 
@@ -189,7 +189,7 @@ class PickerExchange:
         if self.reply is not None:  # the data plane has answered by itself
             return []
         if mode in _WHOLE:
-            if self.asks or self.placed:
+            if self.needs_decision or self.placed:
                 return self._misplaced("request_body")
             self.blind = mode is Mode.BUFFERED_PARTIAL and not came.end_of_stream
         return self._keep(came.body, mode)
@@ -202,7 +202,7 @@ class PickerExchange:
         self._has_body = True
         if body:
             self._pieces.append(body)
-        self.asks = self._request_over or mode in _WHOLE
+        self.needs_decision = self._request_over or mode in _WHOLE
         return []
 
     def _request_trailers(self, message: Any) -> list[bytes]:
@@ -212,7 +212,7 @@ class PickerExchange:
                 return [PLAIN["request_trailers"]]
         elif self._owes_trailers or self._request_over:
             return self._misplaced("request_trailers")
-        self._owes_trailers = self._request_over = self.asks = True
+        self._owes_trailers = self._request_over = self.needs_decision = True
         return []
 
     def _response_headers(self, message: Any) -> list[bytes]:
@@ -245,7 +245,7 @@ class PickerExchange:
             int(float(attempts)) if _NUMBER.fullmatch(attempts) else None,
         )
         self.over = came.end_of_stream
-        self.asks = False  # a request that was not placed no longer waits for a place
+        self.needs_decision = False  # a request that was not placed no longer waits for a place
         sets = self.response_sets
         if not self.reply.by_worker or self.reply.served not in (None, self._named):
             sets = tuple(one for one in sets if not one[0].startswith(_OF_DECISION))
@@ -290,8 +290,8 @@ class PickerExchange:
 
     def place(self, at: Destination) -> list[bytes]:
         """Return the messages that make the data plane send the request to this destination."""
-        assert self.asks, "it is asked for, once"
-        self.asks, self.placed = False, True
+        assert self.needs_decision, "it is asked for, once"
+        self.needs_decision, self.placed = False, True
         self._named = at.endpoints.partition(",")[0]
         sets = ((messages.DESTINATION.encode(), at.endpoints.encode()), *at.sets)
         mode, trailers = self._request_mode, self._owes_trailers
@@ -333,7 +333,7 @@ class PickerExchange:
         """
         if self.refused or self.idle or self.over:
             return []
-        self.refused, self.asks = code, False
+        self.refused, self.needs_decision = code, False
         return [messages.immediate(status, headers, body, f"warmroute_{code}")]
 
     def _misplaced(self, arm: str) -> list[bytes]:

@@ -76,7 +76,7 @@ class Call(Protocol):
     async def receive(self) -> bool:
         """Wait for the data plane's next message. Return False if the exchange has ended."""
 
-    async def say(self, answers: Iterable[bytes]) -> None:
+    async def send(self, answers: Iterable[bytes]) -> None:
         """Send messages to the data plane."""
 
     def decided(self, deadline_s: float | None) -> None:
@@ -333,11 +333,11 @@ class PickedCarrier(Carrier):
         gone = sorted(name.decode("latin-1") for name in came - kept - _OF_CONNECTION)
         body = None if sent.body is self.http.body else sent.body
         told = Destination(",".join(wanted), sent.internal_headers, tuple(gone), body)
-        if exchange.asks:
-            await self.call.say(exchange.place(told))
+        if exchange.needs_decision:
+            await self.call.send(exchange.place(told))
         self.call.decided(self._deadline_s)
 
-    async def went_elsewhere(self, reply: DataPlaneReply, member: Member) -> WorkerError | None:
+    async def wrong_worker_error(self, reply: DataPlaneReply, member: Member) -> WorkerError | None:
         """Return the error with which the attempt ends if another worker than the chosen one
         answered; None if the chosen one did.
         """
@@ -431,7 +431,7 @@ class _DataPlane:
         if reply is None:
             outcome.error, outcome.final = _left(), True
             return outcome
-        if (elsewhere := await picked.went_elsewhere(reply, self._member)) is not None:
+        if (elsewhere := await picked.wrong_worker_error(reply, self._member)) is not None:
             outcome.error = elsewhere
             outcome.final = not picked.follows
             return outcome
@@ -478,7 +478,7 @@ class _Watch:
         self._clock = clock
         self._on_first_byte = on_first_byte
         self._on_progress = on_progress
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
         self._keeps_ends = request.keeps_ends
 
     async def follow(self, call: Call, sink: ReplySink) -> Outcome:
@@ -519,8 +519,8 @@ class _Watch:
             outcome.first_token_s = now_s
             if self._on_first_byte is not None and self._head.answers:
                 self._on_first_byte(now_s)
-        elif self._on_progress is not None and now_s - self._told_s >= _LIMITS.progress_s:
-            self._told_s = now_s
+        elif self._on_progress is not None and now_s - self._reported_s >= _LIMITS.progress_s:
+            self._reported_s = now_s
             self._on_progress(now_s, meter.events)
 
 

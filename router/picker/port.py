@@ -140,7 +140,7 @@ class PickerPort(GrpcListener):
         broken = False
         try:
             await self._request(call)
-            if exchange.asks:
+            if exchange.needs_decision:
                 await self._answer(call)
             while await call.receive():  # to its end, whoever it is that counts
                 exchange.taken()
@@ -162,7 +162,7 @@ class PickerPort(GrpcListener):
         exchange ends.
         """
         exchange = call.exchange
-        while not (exchange.asks or exchange.refused or exchange.reply):
+        while not (exchange.needs_decision or exchange.refused or exchange.reply):
             if not await call.receive():
                 return
 
@@ -179,7 +179,7 @@ class PickerPort(GrpcListener):
         aborted = isinstance(answer, PickedReply) and answer.aborted
         if isinstance(answer, Response) and exchange.reply is None:
             await self._refuse(call, answer)
-        elif exchange.asks or aborted:
+        elif exchange.needs_decision or aborted:
             why = "the request's deadline has passed in the middle of its answer"
             await self._refuse(call, error_response(504, why, DEADLINE))
 
@@ -193,7 +193,7 @@ class PickerPort(GrpcListener):
         headers.append((b"content-type", answer.content_type.encode()))
         if answer.status in (429, 503):
             headers.append((_REASON, _DROPPED.get(code, _SATURATED)))
-        await call.say(
+        await call.send(
             call.exchange.refuse(answer.status, headers, answer.body, code or f"{answer.status}")
         )
 
@@ -291,7 +291,7 @@ class _Stream:
             self._closed = True
             self.exchange.closed()
             return False
-        await self.say(self.exchange.feed(message))
+        await self.send(self.exchange.feed(message))
         return True
 
     async def _read(self) -> Any:
@@ -320,7 +320,7 @@ class _Stream:
         exchange.closed()
         return True
 
-    async def say(self, answers: Iterable[bytes]) -> None:
+    async def send(self, answers: Iterable[bytes]) -> None:
         try:
             for answer in answers:
                 await self.context.write(answer)

@@ -285,7 +285,7 @@ class Player:
         try:
             settings = CoreSettings(**preamble.settings)  # type: ignore[arg-type]
             policy = load(preamble.policy)
-            return RouterCore(policy, settings, preamble.seed, _forgive)
+            return RouterCore(policy, settings, preamble.seed, _ignore_policy_error)
         except PolicyError:
             raise
         except (TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -294,7 +294,7 @@ class Player:
     def _play(self, record: list[Any]) -> FactDifference | None:
         match record:
             case ["fact", kind, fields, recorded]:
-                return self._told(fact_of(kind, fields), recorded)
+                return self._replayed(fact_of(kind, fields), recorded)
             case ["explain", fields]:
                 self._explain(fact_of("Arrival", fields))
             case ["advance", now_s]:
@@ -312,7 +312,7 @@ class Player:
         with suppress(PolicyError):
             self._core.explain(arrival)
 
-    def _told(self, fact: Any, recorded: Answer) -> FactDifference | None:
+    def _replayed(self, fact: Any, recorded: Answer) -> FactDifference | None:
         if isinstance(fact, facts.KvEvents):
             fact = self._with_chains(fact)
         played = self._answer(fact)
@@ -351,5 +351,5 @@ class Player:
         return np.zeros(len(event.hashes), dtype=np.uint64) if found is None else found
 
 
-def _forgive(error: PolicyError) -> None:
+def _ignore_policy_error(error: PolicyError) -> None:
     """Ignore a policy's error, because the router also does so and decides without the policy."""

@@ -65,18 +65,20 @@ class LineMaker:
         self._now_s = now_s
         self._unix_offset_s = unix_offset_s  # one for all: arrivals keep their order and gaps
         self._salt = salt
-        self._says: Header | None = None  # the heading, its policy and fleet as of the last batch
+        self._latest_header: Header | None = (
+            None  # the heading, its policy and fleet as of the last batch
+        )
         self._encoder = msgspec.json.Encoder()
 
     def settle(self, policy: str) -> bool:
         """Make the heading for requests that ended while `policy` was in use. Return whether it
         differs from the previous heading.
         """
-        before, header = self._says, self._header(self._now_s())
-        self._says = msgspec.structs.replace(header, policy=policy)
+        before, header = self._latest_header, self._header(self._now_s())
+        self._latest_header = msgspec.structs.replace(header, policy=policy)
         if before is None:
             return True
-        return self._says != msgspec.structs.replace(before, started=header.started)
+        return self._latest_header != msgspec.structs.replace(before, started=header.started)
 
     def lines(self, records: Sequence[RequestRecord]) -> bytes:
         """Return one line for each record."""
@@ -88,7 +90,7 @@ class LineMaker:
         """Return the heading, which is the first line of a file and is repeated when its content
         changes.
         """
-        says = self._says or self._header(self._now_s())
+        says = self._latest_header or self._header(self._now_s())
         return self._encoder.encode_lines([msgspec.structs.replace(says, salt=self._salt.mark)])
 
     def _keyed(self, chains: Sequence[Hashes]) -> Sequence[Hashes]:

@@ -34,9 +34,30 @@ class Attempt:
     """
 
     __slots__ = (
-        "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "hits", "identity", "leg", "model", "name", "outcome", "request_id",
-        "revision", "routed_by", "sent_s", "session", "span_id", "stream", "tenant", "wait_s",
+        "address",
+        "arrived_s",
+        "block_size",
+        "by_worker",
+        "code",
+        "decision",
+        "decision_started_s",
+        "ended_s",
+        "error",
+        "hits",
+        "identity",
+        "leg",
+        "model",
+        "name",
+        "outcome",
+        "request_id",
+        "revision",
+        "routed_by",
+        "sent_s",
+        "session",
+        "span_id",
+        "stream",
+        "tenant",
+        "wait_s",
         "worker_id",
     )  # fmt: skip
 
@@ -45,11 +66,11 @@ class Attempt:
         arrival: Arrival,
         dispatch: Dispatch,
         sent_s: float,
-        asked_s: float | None = None,
+        decision_started_s: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        """Begin an attempt at `sent_s`. `asked_s` is when the core got the request; `block_size` is
-        the worker's, in tokens.
+        """Begin an attempt at `sent_s`. `decision_started_s` is when the core got the request;
+        `block_size` is the worker's, in tokens.
         """
         self.request_id = arrival.request_id
         self.arrived_s = arrival.now_s
@@ -62,7 +83,7 @@ class Attempt:
         self.leg = dispatch.stages[-1].role  # the worker's part of the request
         self.decision: Decision = dispatch.decision
         self.wait_s = dispatch.after_s  # before it is begun, after another worker failed
-        self.asked_s = sent_s if asked_s is None else asked_s
+        self.decision_started_s = sent_s if decision_started_s is None else decision_started_s
         self.sent_s = sent_s
         self.block_size = block_size
         # The part of the request that decided, for people, if that is not plain.
@@ -193,7 +214,9 @@ class RequestRecord:
     bytes_in: int = 0  # of the body
     written_bytes: int = 0  # to a client that left, so far
     read_s: float | None = None  # of a traced request: the whole body was there
-    asked_s: float | None = None  # of a traced one: the core was asked, and gave no worker
+    decision_started_s: float | None = (
+        None  # of a traced one: the core was asked, and gave no worker
+    )
     answered_s: float | None = None  # it refused; None: the request was given up before
     refused: tuple[int, str | None] | None = None  # status and code of a refusal
     # The reason why its handler ended early.

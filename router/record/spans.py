@@ -53,7 +53,9 @@ class SpanMaker:
         assert trace is not None, "only what is traced comes here"
         self._offset_s = unix_offset_s()
         line = line_of(record, self._offset_s)
-        left_out = max(len(record.attempts) + (record.asked_s is not None) - _MAX_TRIES, 0)
+        left_out = max(
+            len(record.attempts) + (record.decision_started_s is not None) - _MAX_TRIES, 0
+        )
         spans = [self._request(trace, line, record, left_out)]
         if record.read_s is not None and (arrival := record.arrival) is not None:
             told: Attributes = {
@@ -65,23 +67,25 @@ class SpanMaker:
         for attempt in _shown(record):
             spans += self._of_attempt(trace, attempt, resends, record.end_s)
             resends += not attempt.prefilled
-        if record.asked_s is not None:
-            spans.append(self._unanswered(trace, record, record.asked_s))
+        if record.decision_started_s is not None:
+            spans.append(self._unanswered(trace, record, record.decision_started_s))
         return spans
 
-    def _unanswered(self, trace: Trace, record: RequestRecord, asked_s: float) -> ReadableSpan:
+    def _unanswered(
+        self, trace: Trace, record: RequestRecord, decision_started_s: float
+    ) -> ReadableSpan:
         """Return the span of a wait in the queue, or of a decision, that found no worker."""
         code = None if record.answered_s is None or record.refused is None else record.refused[1]
         waited = code is None or code in HELD_CODES
         ended_s = record.end_s if record.answered_s is None else record.answered_s
         why: Attributes = {"warmroute.code": code or "given_up"}
-        return self._child(trace, "queue" if waited else "decide", asked_s, ended_s, why)
+        return self._child(trace, "queue" if waited else "decide", decision_started_s, ended_s, why)
 
     def _of_attempt(
         self, trace: Trace, attempt: Attempt, resends: int, end_s: float
     ) -> Iterator[ReadableSpan]:
         """Yield the spans of one attempt: its wait in the queue, the decision and the dispatch."""
-        begun_s = attempt.asked_s
+        begun_s = attempt.decision_started_s
         if attempt.decision.reason == _HELD:
             yield self._child(trace, "queue", begun_s, attempt.sent_s, {})
             begun_s = attempt.sent_s
@@ -140,7 +144,7 @@ class SpanMaker:
             "warmroute.request_id": line.id,
             "warmroute.stream": line.stream,
             "warmroute.finish": line.finish,
-            "warmroute.blame": _blame(line),
+            "warmroute.blame": _fault_of(line),
             "warmroute.code": line.code,
             "warmroute.worker": line.worker,
             "warmroute.attempts": line.attempts,
@@ -160,7 +164,7 @@ class SpanMaker:
             {name: _cut(value) for name, value in told.items() if value is not None},
             events,
             kind=SpanKind.SERVER,
-            status=_status(_blame(line) in ("worker", "router")),
+            status=_status(_fault_of(line) in ("worker", "router")),
             start_time=self._ns(began_s),
             end_time=self._ns(end_s),
             instrumentation_scope=_SCOPE,
@@ -208,7 +212,7 @@ def _shown(record: RequestRecord) -> Sequence[Attempt]:
     """Return the attempts that get spans: all of them, or if there are very many, the first ones
     and the last.
     """
-    room = _MAX_TRIES - (record.asked_s is not None)
+    room = _MAX_TRIES - (record.decision_started_s is not None)
     if len(record.attempts) <= room:
         return record.attempts
     return (*record.attempts[: room - 1], record.attempts[-1])
@@ -236,7 +240,7 @@ def _decision(attempt: Attempt) -> Attributes:
         waited_s = None if first_s is None else first_s - outcome.started_s
         told["warmroute.regret_s"] = regret_s(attempt.decision, waited_s)
         told["warmroute.regret_hit_tokens"] = attempt.regret_hit_tokens
-    return {name: _cut(value) for name, value in told.items() if _says(value)}
+    return {name: _cut(value) for name, value in told.items() if _is_exportable(value)}
 
 
 def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
@@ -253,12 +257,12 @@ def _outcome(attempt: Attempt, outcome: Outcome) -> Attributes:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _says(value: Any) -> bool:
+def _is_exportable(value: Any) -> bool:
     """Return whether an attribute with this value is written: it is not None, infinite or NaN."""
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _blame(line: AccessLine) -> str:
+def _fault_of(line: AccessLine) -> str:
     """Return who caused the failure of a request: "client", "router" or "worker"; "none" if it
     succeeded.
     """

@@ -71,7 +71,7 @@ class _Posting:
         self._posting = posting
         self._maker = maker
         self._trouble = 0  # traces lost since the collector last took some
-        self._said = _ExportLog()
+        self._library_log = _ExportLog()
 
     def write(self, items: Sequence[RequestRecord]) -> None:
         """Make spans of the records and send them to the collector."""
@@ -85,7 +85,7 @@ class _Posting:
             return
         self.lost += len(items)
         if not self._trouble:
-            log.error("tracing: traces are lost: %s: %s", self._url, self._said.last)
+            log.error("tracing: traces are lost: %s: %s", self._url, self._library_log.last)
         self._trouble += len(items)
 
     def reopen(self) -> None:

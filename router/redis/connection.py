@@ -159,7 +159,7 @@ async def _address(url: RedisUrl, key: str) -> Address:
 
 
 async def _master(url: RedisUrl) -> Address:
-    options = {**_asking(), **url.sentinel_options}
+    options = {**_client_options(), **url.sentinel_options}
     if url.tls:
         options["ssl"] = True
     sentinel = Sentinel(url.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ async def _master(url: RedisUrl) -> Address:
 
 
 async def _owner(url: RedisUrl, key: str) -> Address:
-    options = {**_asking(), **url.options}
+    options = {**_client_options(), **url.options}
     cluster = RedisCluster(
         startup_nodes=[ClusterNode(host, port) for host, port in url.hosts],
         require_full_coverage=False,
@@ -190,7 +190,7 @@ async def _owner(url: RedisUrl, key: str) -> Address:
         await cluster.aclose()
 
 
-def _asking() -> dict[str, Any]:
+def _client_options() -> dict[str, Any]:
     """Return the arguments for a client of sentinels or cluster nodes, which asks one question
     without retries.
     """

@@ -44,7 +44,7 @@ _KNOWN_S = 2.0  # for the first account of the router before, which serves meanw
 _REST_S = 1.0  # for the rest of a message whose beginning has arrived
 
 
-class Teller:
+class OpenRequestReporter:
     """Reports this router's open requests to its successor. Lifetime: connection."""
 
     def __init__(self, line: socket.socket, core: RouterCore, clock: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class Teller:
         self._publisher = RequestPublisher(self._news.set)
         self._before = core.listener
         self._gone_due = False
-        self._said_gone = asyncio.Event()
+        self._gone_sent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -64,9 +64,11 @@ class Teller:
         if type(self._before) is not RequestListener:  # replicas hear of them, too
             listener = _Both(self._before, self._publisher)
         self._core.listener = listener
-        self._core.tell_open(self._publisher)
+        self._core.report_open_charges(self._publisher)
         self._publisher.connect()
-        self._tasks = [asyncio.create_task(self._tell(), name="tells the router that follows")]
+        self._tasks = [
+            asyncio.create_task(self._send_reports(), name="tells the router that follows")
+        ]
 
     async def handed(self) -> None:
         """Send the empty frame, which means that this router accepts no more requests. Return once
@@ -74,10 +76,12 @@ class Teller:
         """
         self._gone_due = True
         self._news.set()
-        said = asyncio.create_task(self._said_gone.wait())
+        said = asyncio.create_task(self._gone_sent.wait())
         await asyncio.wait([said, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         said.cancel()
-        self._tasks.append(asyncio.create_task(self._hear(), name="hears the router that follows"))
+        self._tasks.append(
+            asyncio.create_task(self._read_report_requests(), name="hears the router that follows")
+        )
 
     async def aclose(self) -> None:
         """Stop reporting. The successor then counts all of this router's requests as ended."""
@@ -92,7 +96,7 @@ class Teller:
             self._core.listener = self._before
         self._line.close()
 
-    async def _tell(self) -> None:
+    async def _send_reports(self) -> None:
         """Send the reports of this router's requests until the connection to the
         successor fails.
         """
@@ -103,9 +107,9 @@ class Teller:
                 while (message := self._publisher.message(self._clock(), (), uses)) is not None:
                     await loop.sock_sendall(self._line, HEAD.pack(len(message)) + message)
                     await asyncio.sleep(_FLUSH_S)
-                if self._gone_due and not self._said_gone.is_set():
+                if self._gone_due and not self._gone_sent.is_set():
                     await loop.sock_sendall(self._line, GONE_FRAME)
-                    self._said_gone.set()
+                    self._gone_sent.set()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_BEAT_S):
                         await self._news.wait()
@@ -113,11 +117,11 @@ class Teller:
             log.info("hot_restart: the new router gets no more reports of requests (%s)", error)
             self._core.listener = self._before
 
-    async def _hear(self) -> None:
+    async def _read_report_requests(self) -> None:
         loop = asyncio.get_running_loop()
         with suppress(OSError):
             while await loop.sock_recv(self._line, 64):
-                self._publisher.retell()
+                self._publisher.resend_all()
                 self._news.set()
 
 
@@ -157,13 +161,13 @@ class _Former:
         self.line = line
         self.shares = shares
         self.subscriber = subscriber
-        self.may_ask = False
+        self.may_request = False
         self.gone = asyncio.Event()  # set once the old router accepts no more requests
         self.in_sync = asyncio.Event()
         self.between = True  # no part of a message has arrived
         self.left = False  # another router hears it after this message
         self.reading: asyncio.Task[None] | None = None
-        self.asked_s = float("-inf")
+        self.requested_s = float("-inf")
 
 
 class FormerRouters:
@@ -174,16 +178,16 @@ class FormerRouters:
     def __init__(
         self,
         core: RouterCore,
-        tell: Callable[[PeerFact], None],
+        report_fact: Callable[[PeerFact], None],
         clock: Callable[[], float],
         shares: str = "",
     ) -> None:
-        """Start with no earlier router. `tell` passes a fact to the core; `shares` names where this
-        router shares state, as in `RestartHandover`.
+        """Start with no earlier router. `report_fact` passes a fact to the core; `shares` names
+        where this router shares state, as in `RestartHandover`.
         """
         self.shares = shares
         self._core = core
-        self._tell = tell
+        self._report_fact = report_fact
         self._clock = clock
         self._names = Names(core.workers)
         self._former: list[_Former] = []
@@ -208,7 +212,7 @@ class FormerRouters:
             await self._until(former.in_sync, former, _KNOWN_S)
             log.info("hot_restart: the earlier router has %d requests at workers", self.requests)
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Wait until each earlier router accepts no more requests, or has ended."""
         for former in tuple(self._former):
             await self._until(former.gone, former, None)
@@ -222,8 +226,8 @@ class FormerRouters:
         for line, shares in lines:
             self._begin(line, shares)
         for former in self._former:
-            former.may_ask = True
-            self._ask(former)
+            former.may_request = True
+            self._request_full_report(former)
 
     def lines(self) -> list[tuple[socket.socket, str]]:
         """Return the connections to pass on to a successor, each with the name of where the router
@@ -252,10 +256,10 @@ class FormerRouters:
         if not shares or shares != self.shares:
             peers = self._core.peer_requests
             find = self._names.worker_id
-            subscriber = RequestSubscriber(find, peers.room, peers.numbers, self._tell)
+            subscriber = RequestSubscriber(find, peers.room, peers.numbers, self._report_fact)
         former = _Former(line, shares, subscriber)
         self._former.append(former)
-        former.reading = asyncio.create_task(self._hear(former), name="router before")
+        former.reading = asyncio.create_task(self._read_reports(former), name="router before")
         return former
 
     async def _until(self, event: asyncio.Event, former: _Former, within_s: float | None) -> None:
@@ -265,7 +269,7 @@ class FormerRouters:
         await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
 
-    async def _hear(self, former: _Former) -> None:
+    async def _read_reports(self, former: _Former) -> None:
         trouble = ""
         try:
             while not former.left and (message := await _message(former)) is not None:
@@ -281,24 +285,28 @@ class FormerRouters:
                     len(subscriber),
                     trouble,
                 )
-                subscriber.gone(self._clock())
+                subscriber.end_all(self._clock())
 
     def _take(self, former: _Former, message: bytes) -> None:
         """Process one frame of an earlier router. Raises ValueError if the message is malformed."""
         if not message:
             former.gone.set()
         elif former.subscriber is not None:
-            former.subscriber.hear(decoded(message), self._clock())
+            former.subscriber.on_message(decoded(message), self._clock())
             if former.subscriber.in_sync:
                 former.in_sync.set()
             else:
-                self._ask(former)
+                self._request_full_report(former)
 
-    def _ask(self, former: _Former) -> None:
+    def _request_full_report(self, former: _Former) -> None:
         """Ask the earlier router for a full report, at most once in `_BEAT_S` seconds."""
         now_s = self._clock()
-        if former.may_ask and former.subscriber is not None and now_s - former.asked_s >= _BEAT_S:
-            former.asked_s = now_s
+        if (
+            former.may_request
+            and former.subscriber is not None
+            and now_s - former.requested_s >= _BEAT_S
+        ):
+            former.requested_s = now_s
             with suppress(OSError):
                 former.line.send(RETELL)
 

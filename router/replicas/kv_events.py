@@ -50,20 +50,25 @@ class ElectionClaim:
         address: str,
         workers: WorkerTable,
         publisher: KvPublisher,
-        tell: Callable[[Fact], None],
+        report_fact: Callable[[Fact], None],
         clock: Callable[[], float],
     ) -> None:
         """Make a claim that `open` enters in the election. `address` is where the worker's events
-        are published; `tell` passes a fact to the core.
+        are published; `report_fact` passes a fact to the core.
         """
         worker = workers.get(worker_id)
         self.worker_id, self.address = worker_id, address
         self.name = "" if worker is None else worker.facts.name
-        self.subscriber = KvSubscriber(self.name, lambda: workers.get(worker_id), tell)
+        self.subscriber = KvSubscriber(self.name, lambda: workers.get(worker_id), report_fact)
         self.election: Election  # from `open` to `close`
         self.enter: Callable[[ElectionClaim], Election]  # raises ValueError; set by who made this
         self.leave: Callable[[ElectionClaim], None]
-        self._workers, self._publisher, self._tell, self._clock = workers, publisher, tell, clock
+        self._workers, self._publisher, self._report_fact, self._clock = (
+            workers,
+            publisher,
+            report_fact,
+            clock,
+        )
         self._on_change: Callable[[], None] = lambda: None
 
     @property
@@ -74,7 +79,7 @@ class ElectionClaim:
     @property
     def knows(self) -> bool:
         """True if this replica knows all events that the reading replica has published."""
-        return self.reads or self.subscriber.heard
+        return self.reads or self.subscriber.is_live
 
     @property
     def source(self) -> str:
@@ -82,7 +87,7 @@ class ElectionClaim:
         if self.reads:
             return "read here"
         return (
-            f"received from {self.subscriber.reader}" if self.subscriber.heard else "not received"
+            f"received from {self.subscriber.reader}" if self.subscriber.is_live else "not received"
         )
 
     def open(self, on_change: Callable[[], None]) -> None:
@@ -103,13 +108,13 @@ class ElectionClaim:
             self._publisher.close(self.name)
         self.leave(self)
 
-    def tell(self, fact: KvEvents | ReplayEnd | KvHeard) -> None:
+    def report_fact(self, fact: KvEvents | ReplayEnd | KvHeard) -> None:
         """Pass a fact to the core, and publish it to peers if this replica is the reader.
 
         A `KvHeard` fact is passed to the core only.
         """
         before = self._kv_mark()
-        self._tell(fact)
+        self._report_fact(fact)
         if not self.reads:
             return
         after = self._kv_mark()
@@ -151,7 +156,7 @@ class ElectionClaim:
         after = subscriber.place if subscriber.in_sync else NOWHERE
         if subscriber.applied and not subscriber.in_sync:
             # Later batches could continue by their numbers alone, over the missed ones.
-            self._tell(ReplayEnd(now_s, self.worker_id, answered=True, began_anew=True))
+            self._report_fact(ReplayEnd(now_s, self.worker_id, answered=True, began_anew=True))
         subscriber.begin_reading(now_s)
         self._publisher.open(self.name, self.worker_id, self.election.token, after)
 
@@ -208,12 +213,12 @@ class KvSharing:
         self,
         identity: str,
         workers: WorkerTable,
-        tell: Callable[[Fact], None],
+        report_fact: Callable[[Fact], None],
         on_news: Callable[[], None],
         dump: Dump | None = None,
     ) -> None:
-        """Start without peers. `identity` is this replica's name among peers, and `tell` passes a
-        fact to the core.
+        """Start without peers. `identity` is this replica's name among peers, and `report_fact`
+        passes a fact to the core.
 
         `on_news` is called when `fetch` has messages to send again.
         """
@@ -225,7 +230,7 @@ class KvSharing:
         self.borrowed = 0  # copies that the core went on from
         self.connected = False
         self._names = Names(workers)
-        self._workers, self._tell, self._on_news = workers, tell, on_news
+        self._workers, self._report_fact, self._on_news = workers, report_fact, on_news
         self._leases: Leases | None = None
         self._lease_s = 0.0
         self._claims: dict[str, ElectionClaim] = {}  # by the worker's name
@@ -233,7 +238,7 @@ class KvSharing:
         self._peers: frozenset[str] = frozenset()
         self._gone = KvSubscriberCounters()
 
-    def stand(self, leases: Leases, lease_s: float) -> None:
+    def set_leases(self, leases: Leases, lease_s: float) -> None:
         """Set the leases and their duration. It is called once, before any other method."""
         self._leases, self._lease_s = leases, lease_s
 
@@ -243,7 +248,7 @@ class KvSharing:
         """
         assert self._leases is not None
         claim = ElectionClaim(
-            worker_id, address, self._workers, self.publisher, self._tell, self._leases.clock
+            worker_id, address, self._workers, self.publisher, self._report_fact, self._leases.clock
         )
         claim.enter, claim.leave = self._enter, self._leave
         return claim
@@ -288,21 +293,21 @@ class KvSharing:
             if claim.subscriber.reader == peer and not claim.reads:
                 claim.subscriber.behind(now_s)
 
-    def hear(self, peer: str, messages: Iterable[KvMessage], now_s: float) -> None:
+    def on_messages(self, peer: str, messages: Iterable[KvMessage], now_s: float) -> None:
         """Process the messages of a peer. Messages about unknown workers are ignored."""
         for one in messages:
             if isinstance(one, KvAsked):
                 if one.peer == self.identity:
-                    self.lender.asked(one.worker)
+                    self.lender.on_request(one.worker)
             elif isinstance(one, KvNone) or (isinstance(one, KvSnapshot) and one.token == UNREAD):
-                self.borrower.hear(peer, one, now_s)
+                self.borrower.on_message(peer, one, now_s)
             elif (claim := self._claims.get(one.worker)) is None:
                 continue
             elif isinstance(one, KvWanted):
-                self.publisher.wanted(one)
+                self.publisher.on_request(one)
             else:
                 if not claim.reads:
-                    claim.subscriber.hear(peer, one, now_s)
+                    claim.subscriber.on_message(peer, one, now_s)
                 claim.election.outranked(one.token)
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvMessage, ...]:
@@ -313,7 +318,7 @@ class KvSharing:
         for claim in self._claims.values():
             if room_bytes <= 0:
                 break
-            if not claim.reads and (one := claim.subscriber.wanted(now_s)) is not None:
+            if not claim.reads and (one := claim.subscriber.next_request(now_s)) is not None:
                 wanted.append(one)
                 room_bytes -= size_of(one)
         told = self.publisher.fetch(now_s, room_bytes)
@@ -335,7 +340,9 @@ class KvSharing:
         """
         found = Counter({"read": 0, "heard": 0, "unheard": 0})
         for claim in self._claims.values():
-            found["read" if claim.reads else "heard" if claim.subscriber.heard else "unheard"] += 1
+            found[
+                "read" if claim.reads else "heard" if claim.subscriber.is_live else "unheard"
+            ] += 1
         return found
 
     def counters(self) -> KvSubscriberCounters:
@@ -409,10 +416,10 @@ class Borrowing:
         self,
         fan: KvSharing,
         workers: WorkerTable,
-        tell: Callable[[Fact], None],
+        report_fact: Callable[[Fact], None],
         clock: Callable[[], float],
     ) -> None:
-        self._fan, self._workers, self._tell, self._clock = fan, workers, tell, clock
+        self._fan, self._workers, self._report_fact, self._clock = fan, workers, report_fact, clock
         self._is_new = True  # the link may not be up only because it was not tried yet
 
     async def borrow(self, worker_id: int, live_seq: Callable[[], int]) -> bool:
@@ -447,7 +454,7 @@ class Borrowing:
             if not answer.done():
                 answer.set_result(copy)
 
-        loan = self._fan.borrower.want(name, done)
+        loan = self._fan.borrower.request(name, done)
         try:
             async with asyncio.timeout(_COPY_S):
                 return await answer
@@ -465,13 +472,13 @@ class Borrowing:
 
     def _take(self, worker_id: int, copy: CacheSnapshot) -> bool:
         worker = self._workers.get(worker_id)
-        if worker is None or not worker.kv.goes_on_from(copy.next_seq, copy.digest):
+        if worker is None or not worker.kv.can_continue_from(copy.next_seq, copy.digest):
             return False
         refused = worker.kv.counters.refused_copies
         # All batches before `next_seq` came live to that peer, or could have: a lower number from
         # now on, unless it waits here, shows another life of the publisher.
         live = replace(copy, live_seq=copy.next_seq - 1)
-        self._tell(KvCopied(self._clock(), worker_id, live))
+        self._report_fact(KvCopied(self._clock(), worker_id, live))
         if worker.kv.counters.refused_copies > refused:
             return False
         self._fan.borrowed += 1

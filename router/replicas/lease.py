@@ -66,7 +66,7 @@ class Timer(Protocol):
 
 
 class Lease:
-    """A lease that this replica wants, and holds at some times. Lifetime: from `Leases.want` to
+    """A lease that this replica wants, and holds at some times. Lifetime: from `Leases.acquire` to
     `Leases.drop`.
     """
 
@@ -106,58 +106,58 @@ class Leases:
         self.clock = clock
         self.refused = 0  # refusals by Redis other than that another replica has the lease
         self._keys, self._me, self._lease_s, self._call_at = keys, me, lease_s, call_at
-        self._wanted: dict[str, Lease] = {}
+        self._requested: dict[str, Lease] = {}
         self._given_up: list[str] = []
         self._timer: Timer | None = None
 
-    def want(self, what: str, on_change: Callable[[int | None], None]) -> Lease:
+    def acquire(self, what: str, on_change: Callable[[int | None], None]) -> Lease:
         """Try to hold the lease `what` from now on. `on_change` is called with the fencing token
         when it is granted, and with None when it is lost.
 
         Raises ValueError if the lease is wanted already, its name is empty or too long, or too many
         leases are wanted.
         """
-        if what in self._wanted or not 0 < len(what) <= MOST_KEY_CHARS:
+        if what in self._requested or not 0 < len(what) <= MOST_KEY_CHARS:
             raise ValueError(f"lease {what[:80]!r}: wanted already, empty, or too long")
-        if len(self._wanted) >= MOST_LEASES:
+        if len(self._requested) >= MOST_LEASES:
             raise ValueError(f"{MOST_LEASES} leases are wanted already")
-        lease = self._wanted[what] = Lease(self, what, on_change)
+        lease = self._requested[what] = Lease(self, what, on_change)
         return lease
 
     def drop(self, lease: Lease) -> None:
         """Give a lease up. The part that holds it is notified at once; Redis is told with the next
         heartbeat.
         """
-        if self._wanted.get(lease.what) is lease:
-            del self._wanted[lease.what]
+        if self._requested.get(lease.what) is lease:
+            del self._requested[lease.what]
             self._given_up.append(lease.what)
             self._lost(lease)
 
     def held(self) -> int:
         """Return the number of leases that this replica holds."""
-        return sum(lease.fence is not None for lease in self._wanted.values())
+        return sum(lease.fence is not None for lease in self._requested.values())
 
     def commands(self) -> tuple[list[str], list[Command]]:
         """Return the names of leases and the commands that Redis must run for them now.
         `read_replies` takes the names with the replies.
         """
         given_up, self._given_up = self._given_up, []
-        wanted = list(self._wanted)
+        wanted = list(self._requested)
         time_ms = int(self._lease_s * 1e3)
         commands = [self._script(GIVE_BACK, what) for what in given_up]
         commands += [self._script(TAKE, what, time_ms) for what in wanted]
         return [*([""] * len(given_up)), *wanted], commands
 
-    def read_replies(self, asked: Sequence[str], replies: Sequence[Any], asked_s: float) -> None:
+    def read_replies(self, requested: Sequence[str], replies: Sequence[Any], sent_s: float) -> None:
         """Process the replies of Redis to a batch of commands that take, renew or give back leases.
 
         asked: the lease of each command; "" if the command gives a lease back.
         asked_s: when the commands were sent, in seconds of the router's own clock.
         """
-        for what, token in zip(asked, replies, strict=True):
-            lease = self._wanted.get(what)
+        for what, token in zip(requested, replies, strict=True):
+            lease = self._requested.get(what)
             if isinstance(token, int) and token > 0 and lease is not None:
-                self._taken(lease, token, asked_s + self._lease_s * _TRUSTED)
+                self._taken(lease, token, sent_s + self._lease_s * _TRUSTED)
             elif lease is not None:
                 if isinstance(token, Exception):
                     self._complain(what, token)
@@ -168,7 +168,7 @@ class Leases:
         """Return the Redis commands that give all leases back. The parts that hold them are
         notified before.
         """
-        for lease in list(self._wanted.values()):
+        for lease in list(self._requested.values()):
             self.drop(lease)
         return self.commands()[1]
 
@@ -192,13 +192,13 @@ class Leases:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        ends = [lease.until_s for lease in self._wanted.values() if lease.token is not None]
+        ends = [lease.until_s for lease in self._requested.values() if lease.token is not None]
         if ends:
             self._timer = self._call_at(min(ends), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        for lease in list(self._wanted.values()):
+        for lease in list(self._requested.values()):
             if lease.fence is None:
                 self._lost(lease)
         self._set_timer()
@@ -266,7 +266,7 @@ class Election:
         patience_s = lease_s if self._rival else min(_ALONE_S, lease_s)
         knows = all(one.knows for one in self.candidates)
         if alone or knows or self._last or now_s - self._since_s >= patience_s:
-            self._lease = self._leases.want(self._what, self._changed)
+            self._lease = self._leases.acquire(self._what, self._changed)
 
     def joined(self, now_s: float) -> None:
         """Note that the connection to Redis works now."""

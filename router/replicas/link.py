@@ -158,9 +158,9 @@ class StreamReader:
         for gone in self._read.keys() - present:
             del self._read[gone]
         silent = [p for p in self._read if now_s - self._message_s[p] >= link.lease_s]
-        await self._seek([*(present - self._read.keys()), *silent], wire)
+        await self._find_stream_ends([*(present - self._read.keys()), *silent], wire)
 
-    def tell_present(self) -> None:
+    def report_running_peers(self) -> None:
         """Report to the exchange which peers are running, if that changed."""
         present = self._here()
         if present != self._present:
@@ -201,7 +201,7 @@ class StreamReader:
             self.count_malformed(1, self._link.keys.arrivals)
         elif self._link.membership.arrived(identity, entry) and identity in self._here():
             self._read[identity], self._message_s[identity] = _BEGINNING, self._link.clock()
-            self.tell_present()
+            self.report_running_peers()
 
     def _message(self, peer: str, field: bytes, payload: bytes) -> None:
         link, counters = self._link, self._link.counters
@@ -209,16 +209,16 @@ class StreamReader:
             now_s = self._message_s[peer] = link.clock()
             counters.received_messages += 1
             counters.received_bytes += len(payload)
-            link.membership.heard(peer)
+            link.membership.on_message(peer)
             link.exchange.incoming(peer, payload, now_s)
         elif field == GOODBYE:
             link.membership.left(peer)
             del self._read[peer]
-            self.tell_present()
+            self.report_running_peers()
         else:
             self.count_malformed(1, link.keys.stream(peer))
 
-    async def _seek(self, peers: Sequence[str], wire: Wire) -> int:
+    async def _find_stream_ends(self, peers: Sequence[str], wire: Wire) -> int:
         """Find the ends of these peers' streams, to read on from there. Return how many streams are
         unreadable.
         """
@@ -246,7 +246,7 @@ class StreamReader:
         """Find the stream that cannot be read, after Redis refused to read all streams together.
         Raises `error` if there is no such stream.
         """
-        if not await self._seek(peers, self._wire):
+        if not await self._find_stream_ends(peers, self._wire):
             raise error
 
 
@@ -381,7 +381,7 @@ class Connected:
             link.counters.lapses += self._announced
             self._announced = True
             arrival = ("XADD", keys.arrivals, "MAXLEN", "~", 64, "*", link.identity, entry)
-            await self._ask([arrival, ("PEXPIRE", keys.arrivals, int(_REGISTRY_S * 1e3))])
+            await self._execute([arrival, ("PEXPIRE", keys.arrivals, int(_REGISTRY_S * 1e3))])
         self._announced = True
         await self._reader.follow(self._wire)
 
@@ -397,7 +397,7 @@ class Connected:
         link.membership.look(entries, min(now_s - before_s, 2 * BEAT_S))
         peers = {name: peer.entry.terms for name, peer in link.membership.peers.items()}
         link.disagreements.look(link.terms, peers)
-        self._reader.tell_present()
+        self._reader.report_running_peers()
 
     async def _leave(self) -> None:
         link = self._link
@@ -414,7 +414,7 @@ class Connected:
             ],
         )
 
-    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    async def _execute(self, commands: Sequence[Command]) -> list[Any]:
         return checked(await self._wire.call(commands, ANSWER_S))
 
 

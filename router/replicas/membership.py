@@ -250,7 +250,7 @@ class Peer:
     """Another replica that is running. Lifetime: until it is gone."""
 
     entry: Entry
-    unheard_s: float = 0.0  # between looks of ours
+    silent_s: float = 0.0  # between looks of ours
 
 
 class Membership:
@@ -278,7 +278,7 @@ class Membership:
         they may need as long to reconnect as this replica did.
         """
         for peer in self.peers.values():
-            peer.unheard_s = 0.0
+            peer.silent_s = 0.0
 
     def look(self, entries: Mapping[str, Entry], elapsed_s: float) -> None:
         """Process the entries in the registry, which were read `elapsed_s` seconds after the
@@ -287,10 +287,10 @@ class Membership:
         for identity, peer in list(self.peers.items()):
             entry = entries.get(identity, peer.entry)
             if entry.beat != peer.entry.beat:
-                peer.entry, peer.unheard_s = entry, 0.0
+                peer.entry, peer.silent_s = entry, 0.0
                 continue
-            peer.unheard_s += elapsed_s
-            if peer.unheard_s >= self._lease_s:
+            peer.silent_s += elapsed_s
+            if peer.silent_s >= self._lease_s:
                 self.left(identity)
                 self.lapsed.append(identity)
         for identity, entry in entries.items():
@@ -315,10 +315,10 @@ class Membership:
         self.peers[identity] = Peer(entry)
         return True
 
-    def heard(self, identity: str) -> None:
+    def on_message(self, identity: str) -> None:
         """Note that a message of this peer arrived."""
         if (peer := self.peers.get(identity)) is not None:
-            peer.unheard_s = 0.0
+            peer.silent_s = 0.0
 
     def left(self, identity: str) -> None:
         """Remove a peer that ended in good order, or that has been silent for too long."""

@@ -122,7 +122,7 @@ class WorkerPublisher:
         """True if the next message is a piece of a snapshot."""
         return not self._head_due and bool(self._queue) and type(self._queue[0]) is QueuedSnapshot
 
-    def tell_head(self) -> None:
+    def send_head_next(self) -> None:
         """Make a `KvHead` the next message, because a peer may not know the current batch
         number.
         """
@@ -281,13 +281,13 @@ class KvPublisher:
         self._connected = False
         self._drop()
 
-    def wanted(self, wanted: KvWanted) -> None:
+    def on_request(self, wanted: KvWanted) -> None:
         """Process a peer's request for the events of a worker from some batch on."""
         stream = self._streams.get(wanted.worker)
         if stream is None or not self._connected or stream.has_snapshot:
             return
         if (wanted.token, wanted.number) == (stream.token, stream.number):
-            stream.tell_head()
+            stream.send_head_next()
         else:
             self._asked[wanted.worker] = None
         self._news(wanted.worker)
@@ -403,7 +403,7 @@ class RequestPublisher(RequestListener):
         `kv` returns messages about KV events, up to a number of bytes.
         """
         self._on_news, self._kv = on_news, kv
-        self.told = 0  # events, so far
+        self.sent_events = 0  # events, so far
         self._open: dict[ChargeKey, _OpenRequest] = {}
         self._numbers = count()  # by which peers know our dispatches
         self._queue: deque[RequestEvent] = deque()
@@ -413,7 +413,7 @@ class RequestPublisher(RequestListener):
         self._untold = True  # what happened is told by the next retelling, which nothing precedes
         self._number = 0
         self._told_open = 0  # requests, as whoever heard all of it must count them
-        self._said_s = self._retold_s = float("-inf")
+        self._sent_s = self._retold_s = float("-inf")
 
     # --- what the core tells ----------------------------------------------------------------
 
@@ -488,7 +488,7 @@ class RequestPublisher(RequestListener):
         self._connected = False
         self._drop_queue()
 
-    def retell(self) -> None:
+    def resend_all(self) -> None:
         """Send all open requests again, because a peer missed a message."""
         self._retell = True
 
@@ -513,10 +513,10 @@ class RequestPublisher(RequestListener):
         kv = self._kv(now_s, _MESSAGE_BYTES - size_bytes)
         used = uses.all() if retelling in ("first", "only") else uses.changed()
         has_news = events or retelling or wants or used or kv
-        if not has_news and now_s - self._said_s < _SILENT_S:
+        if not has_news and now_s - self._sent_s < _SILENT_S:
             return None
-        self._said_s = now_s
-        self.told += len(events)
+        self._sent_s = now_s
+        self.sent_events += len(events)
         number, self._number = self._number, self._number + 1
         told_use = tuple(Used(*use) for use in used)
         return encoded(

@@ -29,19 +29,19 @@ class Replica:
         self,
         terms: ReplicaTerms,
         core: RouterCore,
-        tell: Callable[[Fact], None],
+        report_fact: Callable[[Fact], None],
         uses: SharedUse | None,
     ) -> None:
-        """Prepare the shared state. `tell` passes a fact to the core; `uses` is the shared use of
-        API keys, or None if there are no keys.
+        """Prepare the shared state. `report_fact` passes a fact to the core; `uses` is the shared
+        use of API keys, or None if there are no keys.
         """
         identity = new_identity(terms.replicas.name)
         url, alike = parse_redis_url(terms.url), terms_of(terms, VERSION)
-        self.sharing = Sharing(identity, core, tell, uses, _dump)
+        self.sharing = Sharing(identity, core, report_fact, uses, _dump)
         self.link = Link(url, terms.replicas, identity, self.sharing, alike)
-        self.sharing.kv.stand(self.link.leases, terms.replicas.lease_s)
+        self.sharing.kv.set_leases(self.link.leases, terms.replicas.lease_s)
         clock = self.link.leases.clock
-        self.borrowing = Borrowing(self.sharing.kv, core.workers, tell, clock)
+        self.borrowing = Borrowing(self.sharing.kv, core.workers, report_fact, clock)
         self._reading: asyncio.Task[None] | None = None
 
     def renew(self, terms: ReplicaTerms) -> None:

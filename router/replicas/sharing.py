@@ -49,7 +49,7 @@ class Sharing:
         self,
         identity: str,
         core: RouterCore,
-        tell: Callable[[Fact], None],
+        report_fact: Callable[[Fact], None],
         uses: SharedUse | None = None,
         dump: Dump | None = None,
     ) -> None:
@@ -59,22 +59,22 @@ class Sharing:
         self.uses = uses or SharedUse(dict)
         self.identity = identity
         self.on_news: Callable[[], None] = lambda: None
-        self.kv = KvSharing(identity, core.workers, tell, lambda: self.on_news(), dump)
+        self.kv = KvSharing(identity, core.workers, report_fact, lambda: self.on_news(), dump)
         self.publisher = core.listener = RequestPublisher(lambda: self.on_news(), self.kv.fetch)
         self.malformed = 0
         self.connected = False
-        self._core, self._tell = core, tell
+        self._core, self._report_fact = core, report_fact
         self._names = Names(core.workers)
         self._subscribers: dict[str, RequestSubscriber] = {}
         self._gone = SubscriberCounters()  # of peers that are no more
-        self._wanted_s = float("-inf")
+        self._requested_s = float("-inf")
 
     def joined(self, now_s: float) -> None:
         """Note that the connection to Redis works, perhaps again. All open requests are sent, and
         peers are asked for theirs.
         """
         self.connected = True
-        self._wanted_s = float("-inf")
+        self._requested_s = float("-inf")
         self.publisher.connect()
         self.kv.joined(now_s)
 
@@ -97,12 +97,12 @@ class Sharing:
     def outgoing(self, now_s: float) -> bytes | None:
         """Return the next message, or None if there is nothing to send."""
         wants: tuple[str, ...] = ()
-        if now_s - self._wanted_s >= _WANT_S:
+        if now_s - self._requested_s >= _WANT_S:
             wants = tuple(
                 name for name, subscriber in self._subscribers.items() if not subscriber.in_sync
             )
             if wants:
-                self._wanted_s = now_s
+                self._requested_s = now_s
         return self.publisher.message(now_s, wants, self.uses)
 
     def incoming(self, peer: str, payload: bytes, now_s: float) -> None:
@@ -113,7 +113,7 @@ class Sharing:
                 return
             requests = self._core.peer_requests
             subscriber = RequestSubscriber(
-                self._names.worker_id, requests.room, requests.numbers, self._tell
+                self._names.worker_id, requests.room, requests.numbers, self._report_fact
             )
             self._subscribers[peer] = subscriber
         try:
@@ -124,31 +124,31 @@ class Sharing:
             self._malformed(peer, error)
             return
         if self.identity in message.wants:
-            self.publisher.retell()
+            self.publisher.resend_all()
         gaps = subscriber.counters.gaps
-        subscriber.hear(message, now_s)
+        subscriber.on_message(message, now_s)
         if subscriber.counters.gaps > gaps:
             self.kv.missed(peer, now_s)
         if message.kv:
-            self.kv.hear(peer, message.kv, now_s)
+            self.kv.on_messages(peer, message.kv, now_s)
         if message.used:
             used = [KeyUsage(*astuple(one)) for one in message.used]
-            self.uses.heard(peer, used, message.retelling != "", now_s)
+            self.uses.on_peer_usage(peer, used, message.retelling != "", now_s)
 
     def present(self, peers: Collection[str], now_s: float) -> None:
         """Set the peers that are running now; the requests of all other peers are ended."""
         for name in [name for name in self._subscribers if name not in peers]:
             subscriber = self._subscribers.pop(name)
             log.info("replica %s is gone, with %d requests at workers", name, len(subscriber))
-            subscriber.gone(now_s)
-            self.uses.gone(name, now_s)
+            subscriber.end_all(now_s)
+            self.uses.drop_peer(name, now_s)
             self._gone.add(subscriber.counters)
         self.kv.present(peers, now_s)
 
     def rows(self, now_s: float) -> list[PeerRow]:
         """Return a row for each peer, sorted by name."""
         rows = [
-            PeerRow(name, len(subscriber), subscriber.in_sync, now_s - subscriber.heard_s)
+            PeerRow(name, len(subscriber), subscriber.in_sync, now_s - subscriber.last_message_s)
             for name, subscriber in self._subscribers.items()
         ]
         return sorted(rows, key=lambda row: row.name)

@@ -53,7 +53,7 @@ class SnapshotLender:
         self._pieces: deque[KvSnapshot] = deque()
         self._refused: deque[KvNone] = deque()
 
-    def asked(self, name: str) -> None:
+    def on_request(self, name: str) -> None:
         """Note that a peer asks for a snapshot of this worker."""
         if len(self._asked) < _MOST_ASKED:
             self._asked[name] = None
@@ -126,8 +126,8 @@ class Loan:
     done: Callable[[CacheSnapshot | None], None]  # None: no peer has it
     peer: str | None = None  # the peer that is being asked
     left: list[str] | None = None  # peers to ask next; None: no peer was asked yet
-    asked_s: float = float("-inf")
-    heard_s: float = float("-inf")  # asked first, or something came
+    requested_s: float = float("-inf")
+    last_message_s: float = float("-inf")  # asked first, or something came
     pieces: Pieces = field(default_factory=Pieces)
 
 
@@ -141,7 +141,7 @@ class SnapshotBorrower:
         self._loans: dict[str, Loan] = {}  # by worker, in turn
         self._peers: frozenset[str] = frozenset()
 
-    def want(self, worker: str, done: Callable[[CacheSnapshot | None], None]) -> Loan:
+    def request(self, worker: str, done: Callable[[CacheSnapshot | None], None]) -> Loan:
         """Begin to ask peers for a snapshot of this worker's cache. `done` is called once, some
         time after this returns.
         """
@@ -164,9 +164,9 @@ class SnapshotBorrower:
         self._peers = frozenset(peers)
         for loan in self._loans.values():
             if loan.peer not in self._peers:
-                loan.heard_s = float("-inf")
+                loan.last_message_s = float("-inf")
 
-    def hear(self, peer: str, message: KvSnapshot | KvNone, now_s: float) -> None:
+    def on_message(self, peer: str, message: KvSnapshot | KvNone, now_s: float) -> None:
         """Process a peer's message about a worker, which may be an answer to another replica."""
         loan = self._loans.get(message.worker)
         if loan is None or loan.peer != peer:
@@ -178,26 +178,28 @@ class SnapshotBorrower:
         if body is not None:
             self._decoded(loan, body)
         elif len(loan.pieces) > pieces or message.piece == 0:
-            loan.heard_s = now_s
+            loan.last_message_s = now_s
 
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvAsked, ...]:
         """Return the requests to send to peers now, about `room_bytes` bytes of them."""
         message: list[KvAsked] = []
         for loan in list(islice(self._loans.values(), _AT_ONCE)):
-            if now_s - loan.heard_s > _PATIENCE_S and not self._ask_next(loan, now_s):
+            if now_s - loan.last_message_s > _PATIENCE_S and not self._request_from_next_peer(
+                loan, now_s
+            ):
                 self._end(loan, None)
                 self._on_news()  # for loans that waited behind it
                 continue
-            waits = len(loan.pieces) or now_s - loan.asked_s < _ASK_AGAIN_S
+            waits = len(loan.pieces) or now_s - loan.requested_s < _ASK_AGAIN_S
             if not waits and room_bytes > 0 and loan.peer is not None:
-                loan.asked_s = now_s
+                loan.requested_s = now_s
                 message.append(KvAsked(loan.worker, loan.peer))
                 room_bytes -= size_of(message[-1])
         return tuple(message)
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _ask_next(self, loan: Loan, now_s: float) -> bool:
+    def _request_from_next_peer(self, loan: Loan, now_s: float) -> bool:
         """Choose the next peer to ask. Return False if none is left."""
         if loan.left is None:
             peers = sorted(self._peers)
@@ -210,7 +212,7 @@ class SnapshotBorrower:
             return False
         loan.peer = loan.left.pop(0)
         loan.pieces.clear()
-        loan.asked_s, loan.heard_s = float("-inf"), now_s
+        loan.requested_s, loan.last_message_s = float("-inf"), now_s
         return True
 
     def _decoded(self, loan: Loan, body: bytes) -> None:
@@ -223,7 +225,7 @@ class SnapshotBorrower:
 
     def _turned_away(self, loan: Loan) -> None:
         """Ask the next peer at once, because this peer has no usable snapshot."""
-        loan.heard_s = float("-inf")
+        loan.last_message_s = float("-inf")
         self._on_news()
 
     def _end(self, loan: Loan, snapshot: CacheSnapshot | None) -> None:

@@ -87,8 +87,8 @@ class RequestSubscriber:
     """Turns one peer's request events into facts, in which the requests have numbers of this
     router. Lifetime: peer.
 
-    `tell` is called with each fact; `worker_id` finds a worker by its name; `room` returns whether
-    one more request may be kept, once all facts so far were processed.
+    `report_fact` is called with each fact; `worker_id` finds a worker by its name; `room` returns
+    whether one more request may be kept, once all facts so far were processed.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class RequestSubscriber:
         worker_id: Callable[[str], int | None],
         room: Callable[[], bool],
         numbers: Iterator[int],
-        tell: Callable[[PeerFact], None],
+        report_fact: Callable[[PeerFact], None],
     ) -> None:
         self.counters = SubscriberCounters()
         self.in_sync = False  # no message was missed since the last full report
-        self.heard_s = float("-inf")
+        self.last_message_s = float("-inf")
         self._worker_id, self._room, self._numbers = worker_id, room, numbers
-        self._tell = tell
+        self._report_fact = report_fact
         self._next_number: int | None = None
         self._ours: dict[int, int] = {}  # its number of a request -> ours
         self._worker: dict[int, str] = {}  # its number of a request -> where that is
@@ -113,9 +113,9 @@ class RequestSubscriber:
         """Return the number of the peer's requests at workers that this router knows."""
         return sum(number != _UNKNOWN for number in self._ours.values())
 
-    def hear(self, message: Message, now_s: float) -> None:
+    def on_message(self, message: Message, now_s: float) -> None:
         """Pass the facts in a peer's message to the core."""
-        self.heard_s = now_s
+        self.last_message_s = now_s
         self.counters.messages += 1
         if message.number != self._next_number:
             self.counters.gaps += self._next_number is not None
@@ -133,7 +133,7 @@ class RequestSubscriber:
             self.counters.miscounted += 1
             self.in_sync = False
 
-    def gone(self, now_s: float) -> None:
+    def end_all(self, now_s: float) -> None:
         """End all of the peer's requests, because the peer is gone."""
         self.in_sync = False
         self._end_all_but(set(), now_s)
@@ -146,7 +146,7 @@ class RequestSubscriber:
         """
         self.in_sync, self._next_number, self._retold = False, None, None
         for number in sorted(self._waiting, reverse=True):
-            self._tell(PeerFirstToken(now_s, number))
+            self._report_fact(PeerFirstToken(now_s, number))
         self._waiting.clear()
 
     def _understand(self, one: RequestEvent, now_s: float) -> None:
@@ -160,9 +160,9 @@ class RequestSubscriber:
             return
         elif type(one) is Begun:
             self._waiting.discard(number)
-            self._tell(PeerFirstToken(now_s, number))
+            self._report_fact(PeerFirstToken(now_s, number))
         elif type(one) is Grew:
-            self._tell(PeerProgress(now_s, number, one.output_tokens))
+            self._report_fact(PeerProgress(now_s, number, one.output_tokens))
 
     def _sent(self, sent: Sent, now_s: float) -> None:
         known = self._ours.get(sent.request_id)
@@ -184,7 +184,7 @@ class RequestSubscriber:
         self._waiting.add(number)
         arrival, uncached = _arrival(sent, number, now_s), max(sent.uncached_tokens, 1)
         late = self._retold is not None
-        self._tell(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing, late))
+        self._report_fact(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing, late))
 
     def _end(self, request_id: int, now_s: float, ended: Ended | None = None) -> None:
         self._worker.pop(request_id, None)
@@ -192,7 +192,7 @@ class RequestSubscriber:
         self._waiting.discard(number)
         if number != _UNKNOWN:
             finish = None if ended is None else _finish(ended, number, now_s)
-            self._tell(PeerEnded(now_s, number, finish))
+            self._report_fact(PeerEnded(now_s, number, finish))
 
     def _end_all_but(self, kept: set[int], now_s: float) -> None:
         for request_id in [one for one in self._ours if one not in kept]:
@@ -236,15 +236,15 @@ class KvSubscriber:
     replica wants the events.
 
     `place`, a token and a batch number, is the place up to which the core knows the worker's cache;
-    number 0 means that it knows nothing. `in_sync` is True if no batch was missed since; `heard` is
-    True if the reading peer is running, too.
+    number 0 means that it knows nothing. `in_sync` is True if no batch was missed since;
+    `is_live` is True if the reading peer is running, too.
     """
 
     def __init__(
-        self, name: str, worker: Callable[[], Worker | None], tell: Callable[[KvFact], None]
+        self, name: str, worker: Callable[[], Worker | None], report_fact: Callable[[KvFact], None]
     ) -> None:
-        """Start without a place. `worker` returns the worker in the core's table; `tell` passes a
-        fact to the core.
+        """Start without a place. `worker` returns the worker in the core's table; `report_fact`
+        passes a fact to the core.
         """
         self.name = name
         self.place: Place = NOWHERE
@@ -252,28 +252,28 @@ class KvSubscriber:
         self.applied = False  # something that was told stands in the core
         self.reader: str | None = None  # the replica that was heard last
         self.gaps = self.snapshots = self.batches = self.refused = 0
-        self._worker, self._tell = worker, tell
-        self._told_heard = True  # as last told to the core
+        self._worker, self._report_fact = worker, report_fact
+        self._reported_heard = True  # as last told to the core
         self._pieces = Pieces()
-        self._wanted_s = float("-inf")  # not to be asked before
+        self._requested_s = float("-inf")  # not to be asked before
 
     @property
-    def heard(self) -> bool:
+    def is_live(self) -> bool:
         """True if no batch was missed and the reading peer is running."""
         return self.in_sync and self.reader is not None
 
-    def wanted(self, now_s: float) -> KvWanted | None:
+    def next_request(self, now_s: float) -> KvWanted | None:
         """Return the message with which to ask the reading peer for events now, or None."""
-        if self.heard or now_s < self._wanted_s:
+        if self.is_live or now_s < self._requested_s:
             return None
-        self._wanted_s = now_s + _ASK_AGAIN_S
+        self._requested_s = now_s + _ASK_AGAIN_S
         return KvWanted(self.name, *self.place)
 
     def behind(self, now_s: float) -> None:
         """Note that a batch of events was missed."""
         self.gaps += self.in_sync
         self.in_sync = False
-        self._wanted_s = min(self._wanted_s, now_s)
+        self._requested_s = min(self._requested_s, now_s)
         self.update(now_s)
 
     def lost(self, now_s: float) -> None:
@@ -285,7 +285,7 @@ class KvSubscriber:
         """Note that this replica read the events up to `place`, and that another replica continues
         from there.
         """
-        self.place, self.in_sync, self._told_heard = place, True, True
+        self.place, self.in_sync, self._reported_heard = place, True, True
         self.applied = True
         self.silent(now_s)
 
@@ -295,23 +295,23 @@ class KvSubscriber:
         """
         worker = self._worker()
         if worker is not None:
-            self._tell_heard(now_s, worker)
+            self._report_reachability(now_s, worker)
 
     def silent(self, now_s: float) -> None:
         """Note that the reading peer no longer answers."""
         self.reader = None
         self._pieces.clear()
-        self._wanted_s = now_s
+        self._requested_s = now_s
         self.update(now_s)
 
-    def hear(self, peer: str, message: KvHead | KvBatch | KvSnapshot, now_s: float) -> None:
+    def on_message(self, peer: str, message: KvHead | KvBatch | KvSnapshot, now_s: float) -> None:
         """Process a message of a peer that reads the events, which may be a new reader or a former
         one.
         """
         token = self.place[0]
         if message.token < token:
             return
-        was_heard = self.heard
+        was_heard = self.is_live
         if type(message) is KvHead:
             self._head(message)
         elif message.token > token:
@@ -323,18 +323,18 @@ class KvSubscriber:
             self._batch(message, now_s)
         elif type(message) is KvSnapshot:
             self._snapshot(message, now_s)
-        if was_heard and not self.heard:
+        if was_heard and not self.is_live:
             self.gaps += 1
-            self._wanted_s = min(self._wanted_s, now_s)
+            self._requested_s = min(self._requested_s, now_s)
         self.update(now_s)
 
     def update(self, now_s: float) -> None:
         """Report to the core whether this worker's events reach this replica, if that changed."""
-        if self.heard != self._told_heard:
-            self._told_heard = self.heard
+        if self.is_live != self._reported_heard:
+            self._reported_heard = self.is_live
             worker = self._worker()
             if worker is not None:
-                self._tell(KvHeard(now_s, worker.worker_id, self.heard))
+                self._report_fact(KvHeard(now_s, worker.worker_id, self.is_live))
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -369,25 +369,27 @@ class KvSubscriber:
             return
         self.place = token, number + 1
         self.batches += 1
-        self._tell_heard(now_s, worker)
-        self._tell(KvEvents(now_s, worker.worker_id, message.seq, events, "live", message.digest))
+        self._report_reachability(now_s, worker)
+        self._report_fact(
+            KvEvents(now_s, worker.worker_id, message.seq, events, "live", message.digest)
+        )
 
     def _snapshot(self, message: KvSnapshot, now_s: float) -> None:
         self.in_sync = self.in_sync and message.number <= self.place[1]
         if self.in_sync:
             return
-        self._wanted_s = max(self._wanted_s, now_s + _ASK_AGAIN_S)  # it is on its way
+        self._requested_s = max(self._requested_s, now_s + _ASK_AGAIN_S)  # it is on its way
         body, worker = self._pieces.add("snapshot", message), self._worker()
         if body is None or worker is None:
             return
         # Before the core gets the snapshot, because it requests missing events at once.
         self.place, self.in_sync, self.applied = (message.token, message.number), True, True
-        self._told_heard = True
+        self._reported_heard = True
         self.snapshots += 1
         if not self._taken(body, worker, now_s):
             self.refused += 1
             self._lose((message.token, 0))
-            self._wanted_s = now_s + _REFUSED_S
+            self._requested_s = now_s + _REFUSED_S
 
     def _taken(self, body: bytes, worker: Worker, now_s: float) -> bool:
         """Pass a snapshot to the core. Return whether the core continues from it."""
@@ -396,10 +398,10 @@ class KvSubscriber:
         except ValueError:
             return False
         refused = worker.kv.counters.refused_copies
-        self._tell(KvCopied(now_s, worker.worker_id, snapshot))
+        self._report_fact(KvCopied(now_s, worker.worker_id, snapshot))
         return worker.kv.counters.refused_copies == refused
 
-    def _tell_heard(self, now_s: float, worker: Worker) -> None:
-        if not self._told_heard:
-            self._told_heard = True
-            self._tell(KvHeard(now_s, worker.worker_id, True))
+    def _report_reachability(self, now_s: float, worker: Worker) -> None:
+        if not self._reported_heard:
+            self._reported_heard = True
+            self._report_fact(KvHeard(now_s, worker.worker_id, True))

@@ -36,7 +36,7 @@ class Account:
     _grant: Grant | None = None  # of a key with limits
     _prompt_tokens = 0
     _read_s: float | None = None
-    _asked_s: float | None = None  # of a traced request; None: there is no open question
+    _decision_started_s: float | None = None  # of a traced request; None: there is no open question
     _answered_s: float | None = None
     _refused: tuple[int, str | None] | None = None
     _late_status: int | None = None
@@ -90,7 +90,7 @@ class Account:
         if self.traced:
             self._read_s = self._service.clock()  # its whole body is here
 
-    def identified_anew(self, key: Key) -> None:
+    def refresh_key_terms(self, key: Key) -> None:
         """Use what the request's key allows now, after the key file may have changed. The quota was
         charged before.
         """
@@ -121,22 +121,22 @@ class Account:
 
     # --- decisions ----------------------------------------------------------------------------
 
-    def asks(self) -> None:
+    def note_decision_start(self) -> None:
         """Note the time at which the router asks the decision core for a worker, if the request is
         traced.
         """
         if self.traced:
-            self._asked_s = self._service.clock()
+            self._decision_started_s = self._service.clock()
 
-    def asked_s(self) -> float | None:
+    def decision_started_s(self) -> float | None:
         """Return when the router last asked the decision core for a worker.
 
         The unit is seconds of the service's clock. Each time is returned only once. Return None if
         the request is not traced, or if the router has not asked again since the last call.
         """
-        asked_s = self._asked_s
+        asked_s = self._decision_started_s
         if self.traced:
-            self._asked_s = None
+            self._decision_started_s = None
         return asked_s
 
     def begins(self, attempt: Attempt) -> None:
@@ -147,7 +147,7 @@ class Account:
             assert self._service.tracer is not None, "a traced request has a tracer"
             self.trace.told_id = attempt.span_id = self._service.tracer.span_id()
 
-    def goes_to(self, attempt: Attempt, member: Member) -> None:
+    def record_destination(self, attempt: Attempt, member: Member) -> None:
         """Record the worker's host and port in the attempt, for its trace span, if one is made."""
         if self.traced:
             attempt.address = member.upstream.host, member.upstream.port
@@ -243,7 +243,7 @@ class Account:
             http.path,
             body_bytes,
             read_s=self._read_s,
-            asked_s=self._asked_s,
+            decision_started_s=self._decision_started_s,
             answered_s=self._answered_s,
             refused=refusal_of(error) or self._refused,
             late_status=self._late_status,

@@ -105,7 +105,9 @@ class Attempts:
         service, account = self._service, state.account
         worker = service.dispatcher.core.workers.get(action.worker_id)
         size = None if worker is None else worker.facts.block_size
-        attempt = Attempt(state.arrival, action, service.clock(), account.asked_s(), size)
+        attempt = Attempt(
+            state.arrival, action, service.clock(), account.decision_started_s(), size
+        )
         account.begins(attempt)
         state.attempts.append(attempt)
         attempt.routed_by = state.prompt.routed_by
@@ -134,7 +136,7 @@ class Attempts:
         member = self._service.fleet.members.get(attempt.worker_id)
         if member is None:
             return AttemptEnd()
-        state.account.goes_to(attempt, member)
+        state.account.record_destination(attempt, member)
         headers = self._headers(state, attempt)
         patient = self._is_patient(state, attempt)
         if state.name is None and state.kept_open is None and not patient:

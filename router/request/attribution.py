@@ -22,7 +22,7 @@ class AttributionLines:
         self.same = 0
         self.changed = 0
 
-    def saw(self, tenant: str | None, session: str | None, digest: bytes) -> None:
+    def count(self, tenant: str | None, session: str | None, digest: bytes) -> None:
         """Count a request whose attribution line has this digest. Requests without a session are
         not compared.
         """

@@ -129,7 +129,7 @@ class Ticket:
         `explained` True means that the decision core must record why it decides as it does.
         """
         self.enter(arrival.request_id, explained)
-        self._dispatcher.tell(arrival)
+        self._dispatcher.handle_fact(arrival)
 
     def refuse(self, refusal: Reject) -> None:
         """Refuse the request without asking the decision core; `next_action` then returns the
@@ -165,7 +165,7 @@ class Ticket:
 
     def first_token(self, now_s: float) -> None:
         """Tell the decision core that the answer's first token arrived."""
-        self._dispatcher.tell(FirstToken(now_s, self.request_id))
+        self._dispatcher.handle_fact(FirstToken(now_s, self.request_id))
 
     def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
         """Tell the decision core that the prefill leg has ended well.
@@ -177,11 +177,11 @@ class Ticket:
         if waits:
             self._move("its first leg is over")
         now_s = self._dispatcher.clock()
-        self._dispatcher.tell(Prefilled(now_s, self.request_id, cached_tokens))
+        self._dispatcher.handle_fact(Prefilled(now_s, self.request_id, cached_tokens))
 
     def progress(self, now_s: float, output_tokens: int) -> None:
         """Tell the decision core that the running answer has `output_tokens` tokens so far."""
-        self._dispatcher.tell(Progress(now_s, self.request_id, output_tokens))
+        self._dispatcher.handle_fact(Progress(now_s, self.request_id, output_tokens))
 
     def finish(
         self,
@@ -198,7 +198,7 @@ class Ticket:
         """
         self._move("it is answered")
         now_s = self._dispatcher.clock()
-        self._dispatcher.tell(
+        self._dispatcher.handle_fact(
             Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens, refused)
         )
 
@@ -226,7 +226,7 @@ class Ticket:
             self._move("it is given up")
         now_s, runs_on = self._dispatcher.clock(), blame == "client" and self.runs_on
         what = (blame, retry, reason, rest, leg, runs_on, busy_s)
-        self._dispatcher.tell(Failure(now_s, self.request_id, *what))
+        self._dispatcher.handle_fact(Failure(now_s, self.request_id, *what))
 
     def _move(self, event: str) -> None:
         self.phase = REQUEST_STATES[self.phase, event]
@@ -310,7 +310,7 @@ class Dispatcher:
         retry_after_s = self.core.settings.retry_after_s
         ticket.put(Reject(request_id, 503, "shutting_down", why, retry_after_s))
 
-    def tell(self, fact: Fact) -> None:
+    def handle_fact(self, fact: Fact) -> None:
         """Pass a fact to the core and carry out its actions."""
         if self.recorder is None:
             actions = take(self.core, fact)

@@ -86,7 +86,7 @@ class FirstWorkerWaits:
             refusal = await self._queued(state, arrival, state.waits_since)
             if refusal is not None:
                 return self._refused(state, refusal)
-        state.account.identified_anew(self._tenants.key_of(state.http))  # 401
+        state.account.refresh_key_terms(self._tenants.key_of(state.http))  # 401
         edits, path = state.carrier.edits, state.carrier.path(target)
         read = await self._reader.read(state.http, path, state.account.terms, target, edits)
         hold_s = arrival.hold_s

@@ -88,7 +88,7 @@ class Inference:
         if refusal is None and self._service.waiting.arrives(state.arrival):
             with self._pings.during(state):
                 refusal = await waits.wait(state, target)
-        self._ask(state, refusal)
+        self._arrive_or_refuse(state, refusal)
         while_held = partial(self._pings.during, state)  # its client gets comments
 
         while True:
@@ -97,7 +97,7 @@ class Inference:
                 if waits.can_help(state, action):
                     with self._pings.during(state):
                         refusal = await waits.wait(state, target)
-                    self._ask(state, refusal)
+                    self._arrive_or_refuse(state, refusal)
                     continue
                 return account.answered(attempts.refuse(state, action), state.attempts)
 
@@ -117,11 +117,11 @@ class Inference:
             if settle(self._service, state, attempt, end) is Next.OVER:
                 return account.answered(attempts.answer(state, end), state.attempts)
 
-    def _ask(self, state: RequestState, refusal: Reject | None) -> None:
+    def _arrive_or_refuse(self, state: RequestState, refusal: Reject | None) -> None:
         """Ask the core for a worker, unless the request is refused already."""
         account = state.account
         self.attempts.follow_stream(state)
-        account.asks()
+        account.note_decision_start()
         if refusal is None:
             state.ticket.arrive(state.arrival, explained=state.explain != "no" or account.traced)
         else:

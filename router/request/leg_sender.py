@@ -23,10 +23,10 @@ from router.request.pings import PatientReply
 from router.request.prompts import is_counted
 from router.request.quotas import tenant_header
 from router.request.refusals import (
+    is_model_missing,
     is_queue_full,
     pass_refusal_on,
     queue_full,
-    says_model_is_missing,
 )
 from router.request.service import ID_HEADER, Service
 from router.request.settling import settle_sidecar
@@ -174,7 +174,7 @@ class LegSender:
             outcome = stream.ended(outcome)
         if filtered is not None:
             outcome = filtered.outcome_for_client(outcome)
-        if outcome.held is not None and stream is None and not says_model_is_missing(outcome):
+        if outcome.held is not None and stream is None and not is_model_missing(outcome):
             outcome, is_final = _judged(outcome, member, reply)
             if is_final:
                 return AttemptEnd(reply, outcome)

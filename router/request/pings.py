@@ -45,13 +45,13 @@ class Pings:
         if not every_s or not can_ping(state) or (state.stream and state.stream.begun):
             yield
             return
-        task = asyncio.create_task(self._go_on(state, every_s))
+        task = asyncio.create_task(self._continue(state, every_s))
         try:
             yield
         finally:
             task.cancel()
 
-    async def _go_on(self, state: RequestState, every_s: float) -> NoReturn:
+    async def _continue(self, state: RequestState, every_s: float) -> NoReturn:
         while True:
             await asyncio.sleep(every_s)
             ping(state, self._buffer_bytes())

@@ -240,7 +240,7 @@ class PromptReader:
         sizes = sorted(set(block_sizes))
         if not scanned.prompts and not scanned.messages:
             none = dict.fromkeys(sizes, _NO_BLOCKS)
-            return Prompt(1, 1, none, True, (), *_asides(scanned))
+            return Prompt(1, 1, none, True, (), *_common_fields(scanned))
         encoder = self._encoder_for(scanned, adapter or model)
         if encoder is None:
             rendered = await self._render(scanned, model, sizes, adapter, asked, turn)
@@ -382,7 +382,7 @@ def _prompt(
     chains = {size: hashes_of(blocks[0], size, seed) for size in sizes}
     lengths = [max(len(tokens), 1) for tokens in blocks]
     total, longest = sum(lengths), max(lengths)
-    return Prompt(total, longest, chains, approximate, encoded, *_asides(scanned))
+    return Prompt(total, longest, chains, approximate, encoded, *_common_fields(scanned))
 
 
 def _rendered_prompt(
@@ -400,14 +400,14 @@ def _rendered_prompt(
     lengths = [len(one.ids) for one in found.rendered]
     # No prompt is refused for its length by an estimate.
     total, longest = sum(lengths) + found.rest_tokens, max(lengths)
-    asides = () if isinstance(scanned, Plain) else _asides(scanned)
+    asides = () if isinstance(scanned, Plain) else _common_fields(scanned)
     prompt = Prompt(total, longest, chains, False, (), *asides)
     # A client may serve engine and renderer different images, so their counts judge nothing.
     by = "" if any(one.media for one in found.rendered) else found.renderer
     return replace(prompt, begins=found.rest_tokens > 0, rendered_by=by)
 
 
-def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:
+def _common_fields(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:
     """Return the fields of the prompt that do not depend on how it is read."""
     return scanned.routed_by, scanned.sequence, scanned.runs_on, scanned.stops
 

@@ -17,7 +17,7 @@ from router.body.paths import OTHER, Path
 from router.body.scan import LONG_BYTES, ScanLimits, Scanned
 from router.http.errors import ClientError
 from router.http.messages import Request
-from router.identity.identity import NOTHING_SAID, Headers, IdentityReader, Said
+from router.identity.identity import NO_CLIENT_IDENTITY, ClientIdentity, Headers, IdentityReader
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.record.named import NamedModel
@@ -98,10 +98,10 @@ class InferenceReader:
         may_split = service.splits(arrival.model) and await _may_split(http, body, path, arrival)
         if deadline_s is not None or may_split:
             arrival = replace(arrival, deadline_s=deadline_s, splits=may_split)
-        asked = self._asked(header, arrival.request_id)
+        asked = self._explain_detail(header, arrival.request_id)
         return ReadRequest(body, path, arrival, prompt, asked, name)
 
-    def _asked(self, header: Header, request_id: int) -> Asked:
+    def _explain_detail(self, header: Header, request_id: int) -> Asked:
         """Return in how much detail the decision about the request must be explained.
 
         "short" or "full": the client asked for it. "sampled": the operator gets an explanation of
@@ -137,7 +137,7 @@ class InferenceReader:
         model = asked or self._only_model()
         name = None
         if service.names is not None and edits and target is None and path is not OTHER and model:
-            name = await service.names.choose(model, key.tenant, said.whose, body)
+            name = await service.names.choose(model, key.tenant, said.user_id, body)
         if name is None:
             if model:
                 check_model(key, model)
@@ -158,9 +158,9 @@ class InferenceReader:
             render = RenderRequest(path.path, body, model, scanned.cache_salt)
         prompt = await self._prompt(scanned, model, len(body), turn, render)
         if not path.computes:
-            said = NOTHING_SAID  # it says nothing of what its session computes next
+            said = NO_CLIENT_IDENTITY  # it says nothing of what its session computes next
         elif not isinstance(scanned, Plain) and scanned.attribution is not None:
-            self._prompts.attributions.saw(key.tenant, said.session, scanned.attribution)
+            self._prompts.attributions.count(key.tenant, said.session, scanned.attribution)
         arrival = self._arrival_of(scanned, prompt, model, said, key, priority, path.needs)
         if name is not None and name.revision is not None:
             arrival = replace(arrival, revision=name.revision)
@@ -202,7 +202,7 @@ class InferenceReader:
         scanned: Scanned | Plain,
         prompt: Prompt,
         model: str,
-        said: Said,
+        said: ClientIdentity,
         key: KeyTerms,
         priority: int,
         needs: str | None,

@@ -106,7 +106,7 @@ def model_missing() -> WorkerError:
     return WorkerError("no_model", "the worker says that it has not got the model")
 
 
-def says_model_is_missing(outcome: Outcome) -> bool:
+def is_model_missing(outcome: Outcome) -> bool:
     """Return True if the worker refused the request because the worker lacks the model."""
     return isinstance(outcome.error, WorkerError) and outcome.error.kind == "no_model"
 

@@ -39,7 +39,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
 
 
-def _nobody_waits(dispatcher: Dispatcher) -> WorkerWait:
+def _no_waiting(dispatcher: Dispatcher) -> WorkerWait:
     workers, clock = dispatcher.core.workers, dispatcher.clock
     known = KnownModels(workers, clock, frozenset, lambda: 0.0)
     return WorkerWait(workers, known, clock, lambda: WaitingSettings(wait_s=0.0))
@@ -92,7 +92,7 @@ class Service:
         self.hangs = hangs
         self.refuses = refuses
         self.clock = dispatcher.clock
-        self.waiting = _nobody_waits(dispatcher) if waiting is None else waiting
+        self.waiting = _no_waiting(dispatcher) if waiting is None else waiting
         self.next_request_id = dispatcher.next_request_id
         self.models = dispatcher.core.workers.models
         self.block_sizes = dispatcher.core.workers.block_sizes
@@ -178,7 +178,7 @@ class Service:
         why = "; ".join(map(str, workers.halves_missing(model)))
         return f"the model {model!r} cannot be served: {why}"
 
-    def tell_halves(self) -> None:
+    def log_unusable_roles(self) -> None:
         """Log which roles of workers cannot be used, if that changed. It is called at
         every tick.
         """

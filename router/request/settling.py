@@ -41,7 +41,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
     """
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
-        state.account.asks()
+        state.account.note_decision_start()
         state.ticket.fail("busy", retry=True, reason=end.unsent, leg=end.faulty_leg)
         return Next.AGAIN
     if end.handed_over:
@@ -54,7 +54,9 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
     if state.sidecar_prefill is not None and outcome.error is None and outcome.answers:
         settle_sidecar(service, state)
     now_s = service.clock()
-    service.metrics.requests.count_attempt(state.came(), attempt.worker_id, outcome, now_s)
+    service.metrics.requests.count_attempt(
+        state.arrival_at_router(), attempt.worker_id, outcome, now_s
+    )
     attempt.end(outcome, now_s)
     _compare_tokens(service, state, outcome, end.prompt_tokens)
     if outcome.resumable:
@@ -64,7 +66,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
         follows = False
     else:
         if outcome.retryable:
-            state.account.asks()
+            state.account.note_decision_start()
         follows = _failed(service, state, attempt.worker_id, outcome, end)
     if follows:
         return Next.AGAIN
@@ -84,13 +86,15 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
         _prefill_served(service, state, attempt, outcome, waits=False)
         return
     now_s = service.clock()
-    service.metrics.requests.count_attempt(state.came(), attempt.worker_id, outcome, now_s)
+    service.metrics.requests.count_attempt(
+        state.arrival_at_router(), attempt.worker_id, outcome, now_s
+    )
     attempt.end(outcome, now_s)
     kind = error.kind if isinstance(error, WorkerError) else f"status {outcome.status}"
     line = "request %d: %s failed (%s) when its KV had been fetched"
     who = service.dispatcher.core.workers.label(attempt.worker_id)
-    log.warning(line, attempt.request_id, who, kind, extra=_who(state))
-    blame, busy_s = _blame(error), error.busy_s if isinstance(error, WorkerError) else None
+    log.warning(line, attempt.request_id, who, kind, extra=_log_ids(state))
+    blame, busy_s = _fault_of(error), error.busy_s if isinstance(error, WorkerError) else None
     state.ticket.fail(blame, retry=False, reason=kind, leg="prefill", busy_s=busy_s)
 
 
@@ -128,7 +132,7 @@ def _prefill_served(
     service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
     if waits:
-        state.account.asks()
+        state.account.note_decision_start()
     usage = outcome.usage
     state.ticket.prefilled(None if usage is None else usage.cached_tokens, waits=waits)
 
@@ -169,7 +173,7 @@ def _failed(
     else:
         _log_failure(state, service.dispatcher.core.workers.label(worker_id), error, retry)
     ticket.fail(
-        _blame(error),
+        _fault_of(error),
         retry=retry,
         reason=error.kind,
         rest=rest,
@@ -185,19 +189,19 @@ def _log_failure(state: RequestState, worker: str, error: WorkerError, retry: bo
         return  # the core logs it once, and not for each request
     if error.kind == "out_of_files":
         line = "request %d: not sent to %s, no more files may be open here: %s"
-        log.error(line, request_id, worker, error.message, extra=_who(state))
+        log.error(line, request_id, worker, error.message, extra=_log_ids(state))
         return
     follows = "; asking for another worker" if retry else ""
     what = (request_id, worker, error.kind, error.message, follows)
-    log.warning("request %d: %s failed (%s): %s%s", *what, extra=_who(state))
+    log.warning("request %d: %s failed (%s): %s%s", *what, extra=_log_ids(state))
 
 
-def _who(state: RequestState) -> dict[str, str]:
+def _log_ids(state: RequestState) -> dict[str, str]:
     """Return the fields of a log line that identify the request: its id and its trace's id."""
     return about(state.account.id, state.account.trace_id() or "")
 
 
-def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
+def _fault_of(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
     """Return "worker" if the error is a fault of the worker, and "busy" if it is not.
 
     Only faults count against the worker's health.

@@ -102,7 +102,7 @@ class RequestState:
         self.ticket.runs_on = read.prompt.runs_on
         self.account.name = read.name
 
-    def came(self) -> Arrival:
+    def arrival_at_router(self) -> Arrival:
         """Return the request's description with the time of its arrival, which is before
         any wait.
         """

@@ -81,7 +81,7 @@ class TwoLegs:
             sending = in_time(sending, reply, arrival.deadline_s, self._clock)
         outcome, handover = _handover(await sending, transfer, collected, of)
         if outcome.error is None and outcome.answers and handover.reply is None:
-            second_leg = partial(transfer.decode, told=handover.told, of=of)
+            second_leg = partial(transfer.decode, data=handover.decode_data, of=of)
             kept.kept(second_leg, handover.release)
             return AttemptEnd(reply, outcome, handed_over=True)
         kept.failed(may_be_kept=_may_have_answered(outcome))
@@ -159,11 +159,11 @@ class TwoLegs:
             return AttemptEnd(faulty_leg="prefill")  # the worker that was to prefill is gone
         if not await is_one_revision(other, member, group_of(member)):
             return AttemptEnd(unsent=self.changed(state))
-        state.account.goes_to(first, other)
+        state.account.record_destination(first, other)
         what = (state.path.path, state.arrival.stream, address, member.rank)
         of = TransferAttempt(self._draw(ROOM_BITS), *what)
         prefill_leg = await edited(partial(transfer.prefill, of=of), state.body)
-        decode_leg = await edited(partial(transfer.decode, told=None, of=of), state.body)
+        decode_leg = await edited(partial(transfer.decode, data=None, of=of), state.body)
         prefill_leg, decode_leg = replace(prefill_leg, once=True), replace(decode_leg, once=True)
         collected = CollectedReply(_PREFILL_BYTES)
         pair = LegPair(self._service, state, transfer, collected, reply)

@@ -74,7 +74,7 @@ class WorkerHits:
             severed=kv.severed,
             known=kv.known,
             resyncing=kv.resyncing,
-            has_replay=_can_tell_again(recognized.source),
+            has_replay=can_resend(recognized.source),
             replay_flag=flags.replay,
             buffer_flag=flags.buffer,
             forgotten_blocks=kv.evicted_blocks,
@@ -115,7 +115,7 @@ _RENDERED: Mapping[RenderState, TokenState | None] = MappingProxyType(
 )
 
 
-def _can_tell_again(source: EventSource | None) -> bool:
+def can_resend(source: EventSource | None) -> bool:
     """Return True if the engine can replay missed events, or send its whole cache."""
     if not isinstance(source, ZmqSource):
         return False

@@ -75,9 +75,9 @@ _SERVES_S = 120.0  # for a follower to serve
 _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
 
-class Telling(Protocol):
+class OpenRequestReporter(Protocol):
     """Reports this router's requests to the router that replaces it
-    (`router.replicas.former.Teller`). Lifetime: connection.
+    (`router.replicas.former.OpenRequestReporter`). Lifetime: connection.
     """
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class HandoverServer:
         path: Path,
         leave: Callable[[], Awaitable[tuple[RestartHandover, list[socket.socket]]]],
         handed: Callable[[], Awaitable[None]],
-        telling: Callable[[socket.socket], Telling] | None = None,
+        telling: Callable[[socket.socket], OpenRequestReporter] | None = None,
     ) -> None:
         """Make a server that does not wait yet.
 
@@ -110,7 +110,7 @@ class HandoverServer:
         self._leave = leave
         self._handed = handed
         self._begin_telling = telling
-        self._telling: Telling | None = None  # to the router that follows
+        self._telling: OpenRequestReporter | None = None  # to the router that follows
         self._socket: socket.socket | None = None
         self._inode = 0
         self._waiting: asyncio.Task[None] | None = None
@@ -179,7 +179,7 @@ class HandoverServer:
         async with asyncio.timeout(_ASKS_S):
             await _expect(peer, HELLO)
         log.info("hot_restart: process %d wants to follow", pid)
-        await _tell(peer, *await self._leave())
+        await _send_handover(peer, *await self._leave())
         if self._begin_telling is not None:
             self._telling = self._begin_telling(peer.dup())
             self._telling.start()
@@ -201,7 +201,7 @@ class HandoverServer:
         return True
 
 
-async def _tell(
+async def _send_handover(
     peer: socket.socket, handover: RestartHandover, sockets: list[socket.socket]
 ) -> None:
     data = msgspec.json.encode(handover)

@@ -251,7 +251,7 @@ class StateKeeper:
             self._forget_old()
             log.info("kv_state: %s has the caches of %d workers", self._path, len(self._away))
 
-    def heard(self, fact: WorkerChange) -> WorkerChange:
+    def with_saved_cache(self, fact: WorkerChange) -> WorkerChange:
         """Return the fact about a worker that the core should get. If the fact is that a worker
         joins, its saved cache is added to it.
         """

@@ -216,7 +216,7 @@ class HttpServer:
             loop.call_soon(self._next_deferred, turns - 1)
             return
         for _ in range(1 + len(self._deferred) // DEFERRED_AT_ONCE):
-            self._deferred.popleft().go_on()
+            self._deferred.popleft().process_deferred()
         if self._deferred:
             loop.call_soon(self._next_deferred, DEFER_TURNS)
 
@@ -414,7 +414,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         return self._task
 
-    def go_on(self) -> None:
+    def process_deferred(self) -> None:
         """Process the bytes that were deferred because their address had sent invalid requests."""
         data, self._deferred = self._deferred, b""
         if data and self.transport is not None and not self.transport.is_closing():

@@ -30,7 +30,7 @@ class _Account:
     until_s: float | None = None  # put aside by its traffic until then
     failing: set[int] = field(default_factory=set)  # workers whose probes differ
     failing_tools: set[int] = field(default_factory=set)  # ... where a chat has tools, only
-    told: bool = False
+    warned: bool = False
     told_tools: bool = False
 
 
@@ -101,7 +101,7 @@ class TokenCheck:
         account.aside_s = min(max(2 * account.aside_s, self._recheck_s()), _LONGEST_RECHECK_S)
         account.until_s = self._clock() + account.aside_s
         what = f"the last prompt has {own} tokens by our count, {reported} by its worker's"
-        self._tell(model, account, what)
+        self._warn_once(model, account, what)
 
     def probed(self, model: str, worker_id: int, difference: str | None) -> None:
         """Note how a worker's token ids of the probes differ from the router's; `difference` is
@@ -113,11 +113,11 @@ class TokenCheck:
         if difference is None:
             account.failing.discard(worker_id)
             if not account.failing:
-                account.until_s, account.strikes, account.told = None, 0.0, False
+                account.until_s, account.strikes, account.warned = None, 0.0, False
             return
         self.mismatches[model] += 1
         account.failing.add(worker_id)
-        self._tell(model, account, f"worker {worker_id}: {difference}")
+        self._warn_once(model, account, f"worker {worker_id}: {difference}")
 
     def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
         """Note how a worker's token ids of the probe with tools differ, if those of all other
@@ -155,7 +155,7 @@ class TokenCheck:
             self._accounts[model] = _Account()
         return self._accounts[model]
 
-    def _tell(self, model: str, account: _Account, what: str) -> None:
-        if not account.told:
-            account.told = True
+    def _warn_once(self, model: str, account: _Account, what: str) -> None:
+        if not account.warned:
+            account.warned = True
             log.warning(self._line, model, what)

@@ -163,7 +163,7 @@ def _is_tekken(folder: Path, mode: TokenizerMode) -> bool:
 
 def _by_harmony(terms: TokenizerTerms, usual: MemoEncoder, memo: PieceMemo) -> PromptEncoder:
     if find_spec("openai_harmony") is None:
-        _tell_missing(terms, "gpt-oss's chats")
+        _log_missing(terms, "gpt-oss's chats")
         return _WithoutChats(usual)
     from router.tokens.harmony import HarmonyEncoder
 
@@ -175,14 +175,14 @@ def _by_tekken(terms: TokenizerTerms, memo: PieceMemo) -> PromptEncoder | None:
     if find_spec("mistral_common") is None:
         if not has_tokenizer_json(folder):
             raise ValueError(f"tokenizer: {folder} has {TEKKEN} alone: {NO_TOKENS}")
-        _tell_missing(terms, "prompts by tekken.json")
+        _log_missing(terms, "prompts by tekken.json")
         return None
     from router.tokens.tekken import TekkenEncoder
 
     return TekkenEncoder(folder / TEKKEN, memo, terms.max_chars)
 
 
-def _tell_missing(terms: TokenizerTerms, what: str) -> None:
+def _log_missing(terms: TokenizerTerms, what: str) -> None:
     log.warning("tokenizer: %s: %s are matched by text: %s", terms.folder, what, NO_TOKENS)
 
 

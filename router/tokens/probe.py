@@ -16,7 +16,7 @@ import numpy as np
 from engine.wire.events import WireError
 from engine.wire.tokens import Chat, PromptError
 from router.body.scan import Tokens
-from router.engines.adapter import ask, decoded
+from router.engines.adapter import decoded, fetch
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
 from router.tokens.check import TokenCheck
@@ -61,7 +61,7 @@ class _Rendered(msgspec.Struct):
 class Difference(NamedTuple):
     """A difference between a worker's token ids of a prompt and the router's. Lifetime: call."""
 
-    told: str  # for people
+    description: str  # for people
     tools: bool  # only where a chat has tools
 
 
@@ -97,7 +97,7 @@ class TokenProbe:
         self._clock = clock
         self._now_s = now_s
         self._terms = terms
-        self._asked: dict[int, object] = {}  # by worker: the recognition result at its probe
+        self._probed: dict[int, object] = {}  # by worker: the recognition result at its probe
         self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
 
     async def run(self) -> None:
@@ -111,8 +111,8 @@ class TokenProbe:
         probe is due.
         """
         members = self._fleet.members
-        for gone in self._asked.keys() - members.keys():
-            del self._asked[gone]
+        for gone in self._probed.keys() - members.keys():
+            del self._probed[gone]
             self._again_s.pop(gone, None)
             self._check.forget(gone)
         now_s = self._clock()
@@ -121,20 +121,20 @@ class TokenProbe:
             for member in members.values()
             if member.ready
             and (
-                self._asked.get(member.worker_id) is not member.recognized
+                self._probed.get(member.worker_id) is not member.recognized
                 or now_s >= self._again_s.get(member.worker_id, np.inf)
             )
         ]
-        answers = await asyncio.gather(*map(self._ask, due), return_exceptions=True)
+        answers = await asyncio.gather(*map(self._probe, due), return_exceptions=True)
         for member, error in zip(due, answers, strict=True):
             if isinstance(error, Exception):  # a defect here must not end the router
                 log.error("worker %d: token check broke", member.worker_id, exc_info=error)
 
-    async def _ask(self, member: Member) -> None:
+    async def _probe(self, member: Member) -> None:
         recognized, worker_id = member.recognized, member.worker_id
         if recognized is None:
             return
-        self._asked[worker_id] = recognized
+        self._probed[worker_id] = recognized
         encoder = self._encoders.of(recognized.kind)
         if encoder is None:
             return
@@ -147,7 +147,7 @@ class TokenProbe:
                 log.debug("worker %d tells no token ids: %r", worker_id, error)
                 return
             of_tools = difference is not None and difference.tools
-            told = None if difference is None else difference.told
+            told = None if difference is None else difference.description
             self._check.probed(model, worker_id, None if of_tools else told)
             self._check.probed_tools(model, worker_id, told if of_tools else None)
             if difference is not None:
@@ -206,21 +206,21 @@ class TokenProbe:
         An empty list counts as no answer: llama.cpp expects the text in a field `content`, and
         finds none in this request.
         """
-        reply = await self._asked_for(f"{url}/tokenize", body, _Reply)
+        reply = await self._post(f"{url}/tokenize", body, _Reply)
         return None if reply is None else reply.tokens or None
 
     async def _rendered(self, url: str, body: dict[str, Any]) -> list[int] | None:
         """Return the token ids that the worker would compute for the chat; None if it does not
         render chats.
         """
-        reply = await self._asked_for(f"{url}{_RENDER}", body, _Rendered)
+        reply = await self._post(f"{url}{_RENDER}", body, _Rendered)
         return None if reply is None else reply.token_ids or None
 
-    async def _asked_for(self, url: str, body: dict[str, Any], shape: type[T]) -> T | None:
+    async def _post(self, url: str, body: dict[str, Any], shape: type[T]) -> T | None:
         timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
         data = msgspec.json.encode(body)
         try:
-            reply = await ask(self._http, url, timeout, method="POST", data=data)
+            reply = await fetch(self._http, url, timeout, method="POST", data=data)
             return decoded(reply.body, shape, url) if reply.status == 200 else None
         except WireError:
             return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from engine.wire.events import WireError
-from router.engines.adapter import ask
+from router.engines.adapter import fetch
 from router.engines.render_way import NotRenderedError, Post, Rendered, RenderWay
 
 RESULTS = ("rendered", "refused", "late", "failed", "busy")
@@ -104,7 +104,7 @@ class RenderCalls:
         timeout = aiohttp.ClientTimeout(total=None)  # the caller's bounds all
 
         async def post(path: str, data: bytes) -> bytes:
-            reply = await ask(self._http, f"{url}{path}", timeout, limit, "POST", data)
+            reply = await fetch(self._http, f"{url}{path}", timeout, limit, "POST", data)
             if reply.status == 200:
                 return reply.body
             if reply.status >= 500 or reply.status == 429:

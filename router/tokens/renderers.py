@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.engines.adapter import ask, decoded
+from router.engines.adapter import decoded, fetch
 from router.engines.render_way import CHATS, NotRenderedError, Rendered, RenderWay
 from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
 from router.engines.table import OPENAI, adapter_of
@@ -127,7 +127,7 @@ class Renderers:
         self._known: dict[str, Renderer] = {}  # by URL
         self._pools: dict[str, _RendererPool] = {}  # by model
         self._sorted_s = -math.inf
-        self._told: set[str] = set()  # flags that the log has named
+        self._logged_flags: set[str] = set()  # flags that the log has named
         self._seen: list[tuple[object, object]] = []  # the workers and settings of the last look
         self.calls = RenderCalls(http, terms)
         self.check = TokenCheck(
@@ -247,13 +247,13 @@ class Renderers:
         """
         for model, pool in self._pools.items():
             told, (state, flag) = f"text of {model}", self.state(model)
-            if self._has_tokenizer or not pool.has_events or told in self._told:
+            if self._has_tokenizer or not pool.has_events or told in self._logged_flags:
                 continue
             way = adapter_of(pool.kind).render if pool.kind else None
             joined = state == "none" and self._terms().workers and way is not None
             if joined or state not in ("none", "refused"):  # or it is probed at the next look
                 continue
-            self._told.add(told)
+            self._logged_flags.add(told)
             line = "the router has no tokenizer for %r: it matches text prompts only approximately "
             line += "and cannot use the workers' KV events for them; set `tokenizer` to the folder "
             line += "with the model's tokenizer.json%s"
@@ -262,9 +262,9 @@ class Renderers:
     def _warn_of_names(self, model: str, pool: _RendererPool) -> None:
         for one in pool.renderers:
             told = f"images of {_name(model, one.url)}"
-            if pool.names_images(one) or not one.way.has_media or told in self._told:
+            if pool.names_images(one) or not one.way.has_media or told in self._logged_flags:
                 continue
-            self._told.add(told)
+            self._logged_flags.add(told)
             line = "renderer %s names images by its model %r, workers of %r by %s: chats with "
             line += "images are placed by text; start them with one --model"
             workers = ", ".join(map(repr, sorted(pool.model_paths)[:_SHOWN_PATHS]))
@@ -296,12 +296,12 @@ class Renderers:
         """
         timeout = aiohttp.ClientTimeout(total=self._terms().probe_s)
         try:
-            status, body = await ask(self._http, f"{one.url}/v1/models", timeout)
+            status, body = await fetch(self._http, f"{one.url}/v1/models", timeout)
             if status != 200:
                 raise WireError(f"GET /v1/models answered {status}")
             cards = decoded(body, _GivenCards, "GET /v1/models").data[:_MAX_GIVEN_MODELS]
             for path, kind, way in _GIVEN:
-                status, _ = await ask(self._http, f"{one.url}{path}", timeout)
+                status, _ = await fetch(self._http, f"{one.url}{path}", timeout)
                 if status != 404:
                     one.kind, one.way = kind, way
                     if any(card.owned_by == WARMROUTE.kind for card in cards):
@@ -431,8 +431,8 @@ class Renderers:
         one.again_s = self._clock() + self._terms().recheck_s
         flag = one.way.flag
         told = f"{one.kind} {flag}"
-        if told not in self._told:
-            self._told.add(told)
+        if told not in self._logged_flags:
+            self._logged_flags.add(told)
             how = f"; {flag} lets it" if flag else ""
             how = "; it wants an API key, which the router has not" if status == 401 else how
             line = "%s makes no token ids of requests (status %d)%s: prompts whose token ids the "
@@ -459,13 +459,13 @@ class Renderers:
         if isinstance(error, WireError):
             one.status, one.again_s = "suspect", self._clock()
             return
-        log.warning("renderer %s is not asked for now: %s", one.url, _said(error))
+        log.warning("renderer %s is not asked for now: %s", one.url, _error_text(error))
         one.status = "failing"
         self._pause(one)
 
     def _probe_failed(self, one: Renderer, error: Exception) -> None:
         if one.status in ("new", "able", "suspect"):
-            log.warning("renderer %s makes no token ids: %s", one.url, _said(error))
+            log.warning("renderer %s makes no token ids: %s", one.url, _error_text(error))
         one.status = "failing"
         self._pause(one)
 
@@ -486,7 +486,7 @@ _GIVEN: tuple[tuple[str, str, RenderWay], ...] = (
 )
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
 
 

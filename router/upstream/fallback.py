@@ -224,11 +224,11 @@ class Sending:
         return not self._unsent
 
     @property
-    def can_go_on(self) -> bool:
+    def can_write_next(self) -> bool:
         """True if a part of the body is left and the worker can take more bytes now."""
         return bool(self._unsent) and self._connection.can_write
 
-    def go_on(self) -> None:
+    def write_next(self) -> None:
         """Write the next part of the body."""
         self._connection.transport.write(self._unsent.pop())
 
@@ -269,8 +269,8 @@ class Exchange:
     _denial_body: list[bytes]
     _nothing = ""  # why a reply of status 200 is held
     _flaw = ""  # why a reply that its client has is a failure of its worker all the same
-    _heard = False  # a part of the body came
-    _told_s = float("-inf")
+    _body_begun = False  # a part of the body came
+    _reported_s = float("-inf")
     _told_events = 0
     _patience: Deadline | None = None  # of a client that waits for what is withheld
     _pinger: asyncio.TimerHandle | None = None
@@ -302,8 +302,8 @@ class Exchange:
             while not self.ended:
                 if self._paused:
                     await self._drain_client()
-                elif self._sending is not None and self._sending.can_go_on:
-                    self._sending.go_on()
+                elif self._sending is not None and self._sending.can_write_next:
+                    self._sending.write_next()
                     if self._head is None:
                         self._expect_more()
                 else:
@@ -524,7 +524,7 @@ class Exchange:
         A part that only keeps connections open is passed to the client after a while anyway,
         because that is its purpose.
         """
-        self._heard = True
+        self._body_begun = True
         self._outcome.last_byte_s = self._terms.clock()
         self._deadline.start(self._terms.timeouts.between_s, self._on_late)
         if pings and self._patience is None:
@@ -556,7 +556,7 @@ class Exchange:
         outcome, terms, meter = self._outcome, self._terms, self._meter
         now_s = outcome.last_byte_s = terms.clock()
         meter.feed(payload)
-        self._heard = True
+        self._body_begun = True
         if outcome.first_byte_s is None and self._judge is None and not self._flaw:
             outcome.first_byte_s = now_s
         if not outcome.bytes_to_client:
@@ -575,7 +575,7 @@ class Exchange:
                 if tell is not None and self._head is not None and self._head.answers:
                     tell(now_s)
             if terms.on_progress is not None:
-                self._tell_progress(terms.on_progress, now_s)
+                self._report_progress(terms.on_progress, now_s)
         if self._sink.congested and not self._body.done and not self._paused:
             # The client has a limit of its own; the worker is not to blame for this wait.
             self._paused = True
@@ -625,12 +625,15 @@ class Exchange:
                 framed = PING if self._dechunk else b"%x\r\n%b\r\n" % (len(PING), PING)
                 self._sink.data(framed)
 
-    def _tell_progress(self, tell: Callable[[float, int], None], now_s: float) -> None:
+    def _report_progress(self, report: Callable[[float, int], None], now_s: float) -> None:
         events = self._meter.events
-        if events != self._told_events and now_s - self._told_s >= self._terms.limits.progress_s:
-            self._told_s = now_s
+        if (
+            events != self._told_events
+            and now_s - self._reported_s >= self._terms.limits.progress_s
+        ):
+            self._reported_s = now_s
             self._told_events = events
-            tell(now_s, events)
+            report(now_s, events)
 
     def _hold(self, payload: bytes) -> None:
         """Keep bytes of a failed reply's body, which the client may get if no other worker does
@@ -648,7 +651,7 @@ class Exchange:
         refusal does not say that, and is passed to the client.
         """
         denial.append(data)
-        self._heard = True
+        self._body_begun = True
         self._denial_body.append(payload)
         self._held_bytes += len(payload)
         if self._held_bytes <= self._terms.limits.held_bytes:
@@ -662,7 +665,7 @@ class Exchange:
     def _on_late(self) -> None:
         if self._head is None and not self._all_sent:
             self._end(WorkerError("timeout_send", "the worker stopped taking the request"))
-        elif not self._heard:
+        elif not self._body_begun:
             self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
         else:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))

@@ -117,7 +117,7 @@ def pool_of(limits: RelayLimits) -> kvkernels.RelayPool:
 class Waiting:
     """A request that the relay's thread carries. Lifetime: request."""
 
-    __slots__ = ("_on_first_byte", "_on_progress", "end", "told")
+    __slots__ = ("_on_first_byte", "_on_progress", "end", "reported")
 
     def __init__(
         self,
@@ -126,11 +126,13 @@ class Waiting:
         on_progress: Callable[[float, int], None] | None,
     ) -> None:
         self.end = end
-        self.told: kvkernels.RelayEnd | None = None  # of the thread, whoever waits for it or not
+        self.reported: kvkernels.RelayEnd | None = (
+            None  # of the thread, whoever waits for it or not
+        )
         self._on_first_byte = on_first_byte
         self._on_progress = on_progress
 
-    def tell(self, at_s: float, status: int, events: int) -> None:
+    def on_report(self, at_s: float, status: int, events: int) -> None:
         """Pass a report of the relay's thread to the request's observers. If an observer raises an
         error, the request fails with it.
         """
@@ -161,7 +163,7 @@ class NativeRelay:
         self._nobodys = pool_of(RelayLimits())  # of no worker: it has no connections to close
 
     @classmethod
-    def wanted(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
+    def if_available(cls, how: Literal["auto", "python"]) -> NativeRelay | None:
         """Return a native relay if `how` allows it and it was built; None means that Python code
         relays everything.
         """
@@ -208,7 +210,7 @@ class NativeRelay:
         try:
             return await waiting.end
         except BaseException as error:
-            end, left = waiting.told, isinstance(error, asyncio.CancelledError)
+            end, left = waiting.reported, isinstance(error, asyncio.CancelledError)
             if end is not None:
                 if left and end.written and not end.fault:
                     return end
@@ -216,12 +218,12 @@ class NativeRelay:
                 raise
             written, ends_with_connection, whole = thread.cancel(job)
             if left and whole:
-                return await self._told(waiting)
+                return await self._reported_end(waiting)
             self._waiting.pop(job, None)
             given_up(written, ends_with_connection)
             raise
 
-    async def _told(self, waiting: Waiting) -> kvkernels.RelayEnd:
+    async def _reported_end(self, waiting: Waiting) -> kvkernels.RelayEnd:
         """Return the end of a reply that the client has received; the relay's thread reports it
         within its present turn.
 
@@ -261,10 +263,10 @@ class NativeRelay:
             if waiting is None:
                 continue  # given up meanwhile
             if end is None:
-                waiting.tell(at_s, status, events)
+                waiting.on_report(at_s, status, events)
             else:
                 del self._waiting[job]
-                waiting.told = end
+                waiting.reported = end
                 if not waiting.end.done():
                     waiting.end.set_result(end)
 

@@ -19,18 +19,18 @@ class Pace:
         """Start the first second at `since_s`, when the model's first worker was seen."""
         self._since_s = since_s
         self._second = 0
-        self._gone = 0  # in this second
+        self._sent = 0  # in this second
 
     def room(self, per_s: int, workers: int, now_s: float) -> int:
         """Return how many more requests may be sent to workers at the time `now_s`."""
         second, part = divmod(max(now_s - self._since_s, 0.0), 1.0)
         if int(second) != self._second:
-            self._second, self._gone = int(second), 0
-        return max(math.ceil(self._most(per_s, workers) * part) - self._gone, 0)
+            self._second, self._sent = int(second), 0
+        return max(math.ceil(self._most(per_s, workers) * part) - self._sent, 0)
 
-    def went(self) -> None:
+    def count_request(self) -> None:
         """Count one request that is sent to a worker."""
-        self._gone += 1
+        self._sent += 1
 
     def _most(self, per_s: int, workers: int) -> int:
         """Return how many requests in all may be sent in the present second."""

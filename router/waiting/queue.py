@@ -62,7 +62,7 @@ class Waiter:
     end: asyncio.Future[Rejection | None]  # None: it may go on
 
     @property
-    def crowd(self) -> tuple[int, str | None, str]:
+    def count_key(self) -> tuple[int, str | None, str]:
         """The priority, tenant and model of the request; requests that have all three in common are
         counted together.
         """
@@ -121,9 +121,9 @@ class WorkerWait:
         self.terms = terms
         self._lines: dict[str, _ModelLine] = {}
         self._waiters: dict[Waiter, None] = {}  # all, in the order in which they came
-        self._crowds: Counter[tuple[int, str | None, str]] = Counter()
+        self._counts: Counter[tuple[int, str | None, str]] = Counter()
         self._paces: dict[str, Pace] = {}  # by base model, while its workers let requests go
-        self._told: dict[str, float] = {}  # when the log last told of a model's waiting requests
+        self._logged: dict[str, float] = {}  # when the log last told of a model's waiting requests
         self._closed = ""  # the reason why no request may wait any more
         self._version = -1
         self._ready: dict[str, int] = {}  # by model that is served; as old as `_version`
@@ -219,7 +219,7 @@ class WorkerWait:
         waiter = self._waiter(arrival, body_bytes, began, terms, others)
         self._lines.setdefault(waiter.model, _ModelLine()).add(waiter)
         self._waiters[waiter] = None
-        self._crowds[waiter.crowd] += 1
+        self._counts[waiter.count_key] += 1
         self.bytes += body_bytes
         end = None
         try:
@@ -251,23 +251,23 @@ class WorkerWait:
                 if not self._is_served(waiter):
                     continue
                 self._end(waiter, "served", None)
-                pace.went()
+                pace.count_request()
                 room -= 1
                 if not room:
                     break
-        self._tell(now_s, terms)
+        self._log_waiting(now_s, terms)
 
-    def _tell(self, now_s: float, terms: WaitingSettings) -> None:
+    def _log_waiting(self, now_s: float, terms: WaitingSettings) -> None:
         """Log which requests wait because no worker takes them, for each model once a minute."""
-        self._told = {one: at_s for one, at_s in self._told.items() if now_s < at_s + _TELL_S}
+        self._logged = {one: at_s for one, at_s in self._logged.items() if now_s < at_s + _TELL_S}
         for model, line in self._lines.items():
-            if model in self._told or self._served_as(line, model) is not None:
+            if model in self._logged or self._served_as(line, model) is not None:
                 continue
-            self._told[model] = now_s
+            self._logged[model] = now_s
             log.warning(
                 "no worker takes requests of model %r: %s; requests that wait for one: %d, each "
                 "for %g s at most (waiting.wait_s)",
-                *(model, self._why_nobody(model), line.count, terms.wait_s),
+                *(model, self._no_worker_reason(model), line.count, terms.wait_s),
             )
 
     def _served_as(self, line: _ModelLine, model: str) -> str | None:
@@ -325,23 +325,23 @@ class WorkerWait:
             over, over_bytes = over - 1, over_bytes - victims[-1].body_bytes
         if over <= 0 and over_bytes <= 0:
             return victims
-        if victims or over > 1 or (one := self._of_largest_crowd(arrival)) is None:
+        if victims or over > 1 or (one := self._one_to_displace(arrival)) is None:
             return None
         return [one] if one.body_bytes >= over_bytes else None
 
-    def _of_largest_crowd(self, arrival: Arrival) -> Waiter | None:
+    def _one_to_displace(self, arrival: Arrival) -> Waiter | None:
         """Return the waiting request that should be refused in favour of an equally urgent new one;
         None if there is none.
         """
-        own = self._crowds[arrival.priority, arrival.tenant, arrival.model] + 1
+        own = self._counts[arrival.priority, arrival.tenant, arrival.model] + 1
         newest: dict[tuple[int, str | None, str], Waiter] = {}
         for one in self._waiters:
             if one.priority == arrival.priority:
-                newest[one.crowd] = one
+                newest[one.count_key] = one
         crowd = max(
-            newest.values(), key=lambda one: self._crowds[one.crowd] / one.weight, default=None
+            newest.values(), key=lambda one: self._counts[one.count_key] / one.weight, default=None
         )
-        if crowd is None or self._crowds[crowd.crowd] / crowd.weight <= own / arrival.weight:
+        if crowd is None or self._counts[crowd.count_key] / crowd.weight <= own / arrival.weight:
             return None
         return crowd
 
@@ -377,9 +377,9 @@ class WorkerWait:
         if waiter.wait_s is None:
             return _LATE
         within = f"no worker of model {waiter.model!r} took requests within {waiter.wait_s:g} s"
-        return Rejection(503, NOBODY_CAME, f"{within}: {self._why_nobody(waiter.model)}")
+        return Rejection(503, NOBODY_CAME, f"{within}: {self._no_worker_reason(waiter.model)}")
 
-    def _why_nobody(self, model: str) -> str:
+    def _no_worker_reason(self, model: str) -> str:
         """Return why no worker takes requests of a model, for people."""
         if halves := self._workers.halves_missing(model):
             return "; ".join(map(str, halves))
@@ -399,9 +399,9 @@ class WorkerWait:
         """
         del self._waiters[waiter]
         self.bytes -= waiter.body_bytes
-        self._crowds[waiter.crowd] -= 1
-        if not self._crowds[waiter.crowd]:
-            del self._crowds[waiter.crowd]
+        self._counts[waiter.count_key] -= 1
+        if not self._counts[waiter.count_key]:
+            del self._counts[waiter.count_key]
         line = self._lines[waiter.model]
         line.remove(waiter, served)
         if not line.count:

@@ -87,7 +87,7 @@ class Batches:
     per_request_s: float
     largest: int  # batch for which s(b) may be asked
     sizes: tuple[BatchSize, ...] = ()  # merged, smallest first; none: the line was given
-    asked: int = 0  # the model's own largest batch, where that is more than `largest`
+    unprofiled_max: int = 0  # the model's own largest batch, where that is more than `largest`
     residual: float | None = None  # worst, as a share; None: there is nothing to judge by
     covariance: Floats | None = None  # of (base, per request)
 

@@ -327,9 +327,9 @@ class Planner:
     def _notes(self, needed: int | None) -> Iterator[str]:
         """Yield notes that say where the plan is uncertain or limited."""
         used = self.batches(needed or 1)
-        if used.asked:
+        if used.unprofiled_max:
             yield (
-                f"the model takes batches of {used.asked}, and none above "
+                f"the model takes batches of {used.unprofiled_max}, and none above "
                 f"{used.sizes[-1].batch} was seen: planned with {used.largest} at most"
             )
         if used.sizes and used.residual is None and used.largest > 1:

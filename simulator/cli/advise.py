@@ -117,7 +117,7 @@ def advise(options: Advise, console: Console) -> bool:
     best change of each kind, the other half judge it. Forecasts are kept beside the log, and
     compared with the log that is written after the change.
     """
-    _go_easy(options)
+    _lower_priority(options)
     log = options.setup.trace
     model = "" if options.model is None else f"?model={quote(options.model, safe='')}"
     options.setup.requests.format = f"requests{model}"
@@ -144,7 +144,7 @@ def advise(options: Advise, console: Console) -> bool:
     return True
 
 
-def _go_easy(options: Advise) -> None:
+def _lower_priority(options: Advise) -> None:
     """Lower the priority and the memory limit of this process and its children, if options ask for
     it.
     """

@@ -112,11 +112,11 @@ def _comparisons(options: Profiles, console: Console) -> Iterator[Comparison]:
             check_profile(name)
             yield compare(profile(name), str(options.against), tables[name])
         return
-    for name, (source, rows) in _asked(options.names or tuple(BY_NAME), console):
+    for name, (source, rows) in _with_progress(options.names or tuple(BY_NAME), console):
         yield compare(profile(name), source, rows)
 
 
-def _asked(
+def _with_progress(
     names: Sequence[str], console: Console
 ) -> Iterator[tuple[str, tuple[str, tuple[TableRow, ...]]]]:
     """Yield each profile's table, and show progress, because a table takes a second."""

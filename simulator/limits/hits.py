@@ -159,7 +159,7 @@ class Greedy:
         match, bits = self._holders.longest(ids)
         work = self._work_tokens
         best = min((work[row], row) for row in range(len(work)) if bits >> row & 1)[1]
-        worker = self._reconsider(best, at_ns)
+        worker = self._adjust(best, at_ns)
         if worker != best:
             match = self._holders.match(worker, ids)
         self._holders.insert(worker, ids)
@@ -168,7 +168,7 @@ class Greedy:
     def charge(self, worker: int, at_ns: int, uncached_tokens: int) -> None:
         self._work_tokens[worker] += uncached_tokens
 
-    def _reconsider(self, best: int, at_ns: int) -> int:
+    def _adjust(self, best: int, at_ns: int) -> int:
         return best
 
 
@@ -187,7 +187,7 @@ class Bounded(Greedy):
         self._recent[worker].append((_seconds(at_ns), uncached_tokens))
         self._recent_tokens[worker] += uncached_tokens
 
-    def _reconsider(self, best: int, at_ns: int) -> int:
+    def _adjust(self, best: int, at_ns: int) -> int:
         sums = self._recent_tokens
         oldest_s = _seconds(at_ns) - WINDOW_S
         for worker, entries in enumerate(self._recent):

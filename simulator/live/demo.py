@@ -82,7 +82,7 @@ class Act:
     name: str
     policies: tuple[str, ...]
     spec: WorkloadSpec
-    told: str
+    description: str
     workers: int = 8
     kv_tokens: int | None = None  # None: what the profile's GPUs hold
     closed_loop: bool = False
@@ -169,7 +169,7 @@ async def run_demo(
                 await _live(out, workers, requests, demo, board)
         except TimeoutError:
             _note(demo, board, "This machine is too busy: the live part was ended early.")
-    told = [f"{part.name}: {part.told}; {part.workers} workers." for part in parts]
+    told = [f"{part.name}: {part.description}; {part.workers} workers." for part in parts]
     told.append(f"{LIVE}: as shared_prompt, {requests} requests on {workers} workers.")
     _report(out, demo, told, split_front(parts[1].spec), console, perf_counter() - started_s)
     return demo
@@ -292,7 +292,7 @@ def claims(results: Sequence[ResultRow]) -> list[Claim]:
     """Return the claims that `results` support or refute, in the order of the demo's page."""
     rows = {(row.workload, row.policy): row for row in results}
     found = []
-    for judge in (_hot, _cured, _mean, _conversation, _agents, _hot_live, _cured_live):
+    for judge in (_hot, _cure_claim, _mean, _conversation, _agents, _hot_live, _live_cure_claim):
         try:
             found.append(judge(rows))
         except KeyError:
@@ -316,7 +316,7 @@ def _hot(rows: Rows, workload: str = "shared_prompt", where: str = "") -> Claim:
     )
 
 
-def _cured(rows: Rows, workload: str = "shared_prompt", where: str = "") -> Claim:
+def _cure_claim(rows: Rows, workload: str = "shared_prompt", where: str = "") -> Claim:
     hot, row = rows[workload, "kv_prefix"], rows[workload, "hybrid"]
     skew, hits = row.load_skew or inf, row.hit_rate_tokens or 0.0
     gain = (hot.ttft_ms.p99 or 0.0) / (row.ttft_ms.p99 or inf)
@@ -333,8 +333,8 @@ def _hot_live(rows: Rows) -> Claim:
     return _hot(rows, LIVE, "Live. ")
 
 
-def _cured_live(rows: Rows) -> Claim:
-    return _cured(rows, LIVE, "Live. ")
+def _live_cure_claim(rows: Rows) -> Claim:
+    return _cure_claim(rows, LIVE, "Live. ")
 
 
 def _mean(rows: Rows) -> Claim:
@@ -396,7 +396,12 @@ def _price(kept: ResultRow, full: ResultRow) -> str:
 
 
 def _report(
-    out: Path, demo: DemoRuns, told: Sequence[str], front: Section, console: Console, took_s: float
+    out: Path,
+    demo: DemoRuns,
+    workloads: Sequence[str],
+    front: Section,
+    console: Console,
+    took_s: float,
 ) -> None:
     shown = claims(demo.rows)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -407,13 +412,13 @@ def _report(
             demo.rows,
             machine=machine,
             took_s=round(took_s, 1),
-            workloads=told,
+            workloads=workloads,
             claims=shown,
             notes=demo.notes,
             not_back_to_zero=leftovers,
         )
     )
-    notes = [*demo.notes, *told, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
+    notes = [*demo.notes, *workloads, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
     page = render_page(demo.runs, [], shown, notes, more=[front], marks=MARKS)
     (out / "report.html").write_text(page)
     print_rows(console, demo.rows)

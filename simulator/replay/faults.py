@@ -167,9 +167,9 @@ class Failing:
     def start(self, faults: Iterable[Fault]) -> None:
         """Plan all faults of the timeline."""
         for fault in faults:
-            self._agenda.at(fault.at_ns, Rank.FAULT, self._befall, fault)
+            self._agenda.at(fault.at_ns, Rank.FAULT, self._apply, fault)
 
-    def _befall(self, now_ns: int, fault: Fault) -> None:
+    def _apply(self, now_ns: int, fault: Fault) -> None:
         if fault.do == "join":
             self._join(now_ns, fault)
             return

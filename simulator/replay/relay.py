@@ -234,7 +234,7 @@ class Relay:
             priority=job.priority,
             splits=self.serving.transfers is not None,
         )
-        self.carry_out(now_ns, self.core.tell(arrival))
+        self.carry_out(now_ns, self.core.handle_fact(arrival))
 
     def _report_progress(self, now_ns: int) -> None:
         """Tell the core how many tokens a worker's answers have.
@@ -255,7 +255,7 @@ class Relay:
                 continue
             rows, tokens = station.engine.progress(now_ns - station.offset_ns)
             if len(rows):
-                now_s, tell = now_ns / 1e9, self.core.tell
+                now_s, tell = now_ns / 1e9, self.core.handle_fact
                 for row, count in zip(rows.tolist(), tokens.tolist(), strict=True):
                     tell(Progress(now_s, row, count))
 
@@ -274,7 +274,7 @@ class Relay:
             elif isinstance(action, Ejected):
                 self.ejections += 1
             elif isinstance(action, Probe):
-                self._ask(now_ns, action)
+                self._probe(now_ns, action)
             # A held request waits for a later action; a worker is removed when it is idle only,
             # so nothing is ever cancelled.
 
@@ -296,7 +296,7 @@ class Relay:
             observer.on_dispatch(row, live.turn.job, live.chain, action.decision, self.stations)
         self.serving.send(now_ns + round(action.after_s * 1e9), station, row)
 
-    def _ask(self, now_ns: int, action: Probe) -> None:
+    def _probe(self, now_ns: int, action: Probe) -> None:
         """Probe a worker. If the worker hangs, the probe fails when its time limit is over."""
         station = self.stations[action.worker_id]
         within_s = _PROBE_S if action.within_s is None else action.within_s
@@ -308,7 +308,7 @@ class Relay:
         station, well = what
         if not station.gone:
             fact = Probed(now_ns / 1e9, station.worker_id, well)
-            self.carry_out(now_ns, self.core.tell(fact))
+            self.carry_out(now_ns, self.core.handle_fact(fact))
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -322,12 +322,12 @@ class Relay:
                 if live[row].leg != "prefill":
                     live[row].begun = True
                     book.first_token_ns[row] = now_ns
-                    self.core.tell(FirstToken(now_s, row))
+                    self.core.handle_fact(FirstToken(now_s, row))
         for row in finished:
             if self._answers(row, station):
                 if live[row].leg == "prefill":
                     fact = Prefilled(now_s, row, book.hit_tokens[row])
-                    self.carry_out(now_ns, self.core.tell(fact))
+                    self.carry_out(now_ns, self.core.handle_fact(fact))
                     continue
                 job = live[row].turn.job
                 given = min(job.output_tokens, station.sequence_tokens - job.prompt_tokens)
@@ -335,7 +335,9 @@ class Relay:
                 book.output_tokens[row] = given
                 # The decode worker does not know the hits of the prefill worker.
                 own_hits = None if live[row].leg == "decode" else book.hit_tokens[row]
-                actions = self.core.tell(Finish(now_s, row, job.prompt_tokens, own_hits, given))
+                actions = self.core.handle_fact(
+                    Finish(now_s, row, job.prompt_tokens, own_hits, given)
+                )
                 self._end(now_ns, row, Verdict.COMPLETED)
                 self.carry_out(now_ns, actions)
 
@@ -351,7 +353,7 @@ class Relay:
         first token.
         """
         row, code = what
-        actions = self.core.tell(Finish(now_ns / 1e9, row, refused=True))
+        actions = self.core.handle_fact(Finish(now_ns / 1e9, row, refused=True))
         self.book.turned_away(row, code)
         self._end(now_ns, row, Verdict.REJECTED)
         self.carry_out(now_ns, actions)
@@ -367,7 +369,7 @@ class Relay:
         blame: Literal["worker", "busy"] = "busy" if reason == BUSY else "worker"
         busy_s = _RETRY_AFTER_S if reason == BUSY else None
         failure = Failure(now_ns / 1e9, row, blame, retry, reason, busy_s=busy_s)
-        actions = self.core.tell(failure)
+        actions = self.core.handle_fact(failure)
         if not retry:
             # A preempted request is not in `progress`: only its first token is certain.
             self.book.output_tokens[row] = max(output_tokens, 1)

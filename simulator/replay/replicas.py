@@ -51,7 +51,7 @@ class Replicas:
         for number in range(len(self._cores)):
             self._send(0, number)
 
-    def tell(self, fact: facts.Fact) -> list[Action]:
+    def handle_fact(self, fact: facts.Fact) -> list[Action]:
         """Give a fact about a request to the router that has the request, and facts about workers
         and time to all routers.
         """

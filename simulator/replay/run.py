@@ -133,7 +133,7 @@ class _Run:
             )
         if len(cores) > 1 and setup.world.replicas_share:
             self._core.share()
-        self._relay.on_ended = None if on_progress is None else self._tell
+        self._relay.on_ended = None if on_progress is None else self._report_progress
         self._wire(fleet)
         self._sampler = Sampler(self._agenda, self._stations, observers)
 
@@ -167,7 +167,7 @@ class _Run:
         """Run the replay from the first arrival to the last end."""
         for station in self._stations:
             fact = WorkerChange(0.0, station.worker_id, "ready", station.facts)
-            self._relay.carry_out(0, self._core.tell(fact))
+            self._relay.carry_out(0, self._core.handle_fact(fact))
             self._feed.start(station)
         self._relay.start()
         self._health.start()
@@ -191,7 +191,7 @@ class _Run:
                 held = transfers is not None and transfers.held_at(station)
                 assert held or not stats.used_blocks, f"{station.facts.name} still holds blocks"
 
-    def _tell(self, now_ns: int) -> None:
+    def _report_progress(self, now_ns: int) -> None:
         assert self._on_progress is not None
         stream = self._stream
         total = stream.total if self._arrivals.total is None else self._arrivals.total

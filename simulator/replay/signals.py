@@ -42,7 +42,7 @@ class Feed:
         self._loss = loss
         self._resync_ns = resync_ns
         relay.serving.on_changes = self._publish
-        relay.on_resync = self._ask
+        relay.on_resync = self._request_missed
 
     # --- live batches -----------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class Feed:
         station, stream, seq, events = what
         if station.stream == stream and station.followed:
             fact = KvEvents(now_ns / 1e9, station.worker_id, seq, events)
-            self._relay.carry_out(now_ns, self._core.tell(fact))
+            self._relay.carry_out(now_ns, self._core.handle_fact(fact))
 
     # --- what was missed --------------------------------------------------------------------
 
@@ -78,17 +78,17 @@ class Feed:
         station.syncing = False
         station.wanted_seq = -1
         if station.facts.has_events:
-            self._ask(now_ns, station, 0)
+            self._request_missed(now_ns, station, 0)
 
     def start(self, station: Station) -> None:
         """Let the router follow an engine that has published nothing yet; the request for past
         events is answered at once.
         """
         if station.facts.has_events:
-            self._core.tell(KvEvents(0.0, station.worker_id, -1, (), "snapshot"))
-            self._core.tell(ReplayEnd(0.0, station.worker_id, True))
+            self._core.handle_fact(KvEvents(0.0, station.worker_id, -1, (), "snapshot"))
+            self._core.handle_fact(ReplayEnd(0.0, station.worker_id, True))
 
-    def _ask(self, now_ns: int, station: Station, from_seq: int) -> None:
+    def _request_missed(self, now_ns: int, station: Station, from_seq: int) -> None:
         """Ask the worker for missed batches. One request is under way at a time and one more waits,
         which covers any further one.
         """
@@ -112,10 +112,10 @@ class Feed:
         if answered:
             for seq, events, source in self._answer(now_ns, station, from_seq):
                 fact = KvEvents(now_ns / 1e9, station.worker_id, seq, events, source)
-                self._relay.carry_out(now_ns, self._core.tell(fact))
+                self._relay.carry_out(now_ns, self._core.handle_fact(fact))
         if station.wanted_seq < 0:  # otherwise the waiting request covers the present gap, too
             fact_end = ReplayEnd(now_ns / 1e9, station.worker_id, answered)
-            self._relay.carry_out(now_ns, self._core.tell(fact_end))
+            self._relay.carry_out(now_ns, self._core.handle_fact(fact_end))
         if not answered and station.wanted_seq < 0:
             station.wanted_seq = 0  # a snapshot of its cache repairs what a replay cannot
         pause_ns = _BETWEEN_SYNCS_NS if answered else _ASK_AGAIN_NS
@@ -136,7 +136,7 @@ class Feed:
         station.syncing = False
         if station.wanted_seq >= 0:
             from_seq, station.wanted_seq = station.wanted_seq, -1
-            self._ask(now_ns, station, from_seq)
+            self._request_missed(now_ns, station, from_seq)
 
 
 NS_PER_MS = 1_000_000
@@ -187,7 +187,7 @@ class Health:
 
     def _tick(self, now_ns: int, _: None) -> None:
         self._agenda.at(now_ns + self._tick_ns, Rank.TICK, self._tick, None)
-        self._relay.carry_out(now_ns, self._core.tell(Tick(now_ns / 1e9)))
+        self._relay.carry_out(now_ns, self._core.handle_fact(Tick(now_ns / 1e9)))
         if self._leaving:
             self._remove_idle(now_ns)
 
@@ -195,7 +195,7 @@ class Health:
         for station in [one for one in self._leaving if self._relay.idle(one)]:
             self._leaving.remove(station)
             station.gone = True
-            self._tell(now_ns, station, "gone")
+            self._report_change(now_ns, station, "gone")
 
     # --- load reports -----------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Health:
         station, stream, running, waiting, used_tokens = what
         if station.followed and station.stream == stream:
             fact = LoadReport(now_ns / 1e9, station.worker_id, running, waiting, used_tokens)
-            self._relay.carry_out(now_ns, self._core.tell(fact))
+            self._relay.carry_out(now_ns, self._core.handle_fact(fact))
 
     # --- down and back ----------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Health:
         station.draining = True
         self._leaving.append(station)
         if station.followed:
-            self._tell(now_ns, station, "draining")
+            self._report_change(now_ns, station, "draining")
 
     def died(self, now_ns: int, station: Station) -> None:
         """Note that a worker's process ended; the router has not noticed yet."""
@@ -296,15 +296,15 @@ class Health:
         if station.followed and not station.gone:
             station.followed = False
             station.stream += 1  # events still on their way are dropped
-            self._tell(now_ns, station, "down")
+            self._report_change(now_ns, station, "down")
 
     def _ready(self, now_ns: int, station: Station) -> None:
         station.followed = True
         station.seen_incarnation = station.incarnation
-        self._tell(now_ns, station, "draining" if station.draining else "ready")
+        self._report_change(now_ns, station, "draining" if station.draining else "ready")
         self._feed.subscribe(now_ns, station)
 
-    def _tell(self, now_ns: int, station: Station, state: str) -> None:
+    def _report_change(self, now_ns: int, station: Station, state: str) -> None:
         facts = None if state in ("down", "gone") else station.facts
         fact = WorkerChange(now_ns / 1e9, station.worker_id, state, facts)  # type: ignore[arg-type]
-        self._relay.carry_out(now_ns, self._core.tell(fact))
+        self._relay.carry_out(now_ns, self._core.handle_fact(fact))

@@ -87,7 +87,7 @@ class Figure:
         """
         return other - value if self.better == "lower" else value - other
 
-    def said(self, value: float | None) -> str:
+    def with_unit(self, value: float | None) -> str:
         """Return a value of this figure as text with its unit, for a sentence."""
         return f"{self.show(value)} {self.unit}".rstrip()
 
@@ -593,7 +593,7 @@ def difference_text(found: Ratio | Interval | None) -> str:
 MOST_NAMED = 6
 
 
-def seeds_wanted(named: Mapping[str, Ratio | Interval | None]) -> str:
+def seeds_needed(named: Mapping[str, Ratio | Interval | None]) -> str:
     """Return a sentence on how many more seeds would narrow the named intervals to `RESOLVED`.
 
     Returns "" if no interval needs more seeds.
@@ -623,11 +623,11 @@ def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
     cells = [(label, ratio_text(ttft), points_text(good)) for label, (ttft, good) in found.items()]
     head = (f"beside {versus}", "TTFT ratio", "good, points")
     title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
-    return title, Table(head, cells), seeds_wanted(named_parts(found))
+    return title, Table(head, cells), seeds_needed(named_parts(found))
 
 
 def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
-    """Return the intervals of a comparison under the names that `seeds_wanted` prints."""
+    """Return the intervals of a comparison under the names that `seeds_needed` prints."""
     return {
         f"{label} {name}": part
         for label, parts in found.items()
@@ -655,7 +655,7 @@ class Lead:
     difference: Interval | None  # winner minus second, seed by seed; None: no common seed
 
     @property
-    def sure(self) -> bool | None:
+    def is_significant(self) -> bool | None:
         """True if the lead is larger than the noise between seeds; None if there is only
         one seed.
         """
@@ -699,4 +699,4 @@ def leaders(shown: Sequence[Figure], groups: Groups) -> dict[str, str]:
     lead counts.
     """
     leads = [found for one in shown if (found := lead(one, groups)) is not None]
-    return {found.figure.name: found.winner for found in leads if found.sure is not False}
+    return {found.figure.name: found.winner for found in leads if found.is_significant is not False}

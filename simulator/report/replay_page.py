@@ -73,7 +73,7 @@ def verdict(rows: Sequence[ReplayRow]) -> list[str]:
     chosen = _chosen(groups)
     if chosen is None:
         return ["The policies cannot be told apart by any figure.", *_losses(groups)]
-    unsure = [ONE_SEED] if chosen.sure is None else []
+    unsure = [ONE_SEED] if chosen.is_significant is None else []
     costs = _costs(chosen.winner, groups)
     return [_headline(chosen, rows), *costs, *_losses(groups), *unsure]
 
@@ -84,7 +84,10 @@ def lead_claims(rows: Sequence[ReplayRow]) -> list[Claim]:
     """
     groups = by_policy(rows)
     leads = [found for name in HEADLINES if (found := lead(figure(name), groups))]
-    return [Claim(_lead_line(found), bool(found.sure), _SIGNS[found.sure]) for found in leads]
+    return [
+        Claim(_lead_line(found), bool(found.is_significant), _SIGNS[found.is_significant])
+        for found in leads
+    ]
 
 
 _SIGNS = {True: "✓", False: NOISE, None: "·"}
@@ -95,7 +98,7 @@ def _chosen(groups: Groups) -> Lead | None:
     any leader, else None.
     """
     leads = [found for name in CHOOSING if (found := lead(figure(name), groups))]
-    return next((found for found in leads if found.sure), leads[0] if leads else None)
+    return next((found for found in leads if found.is_significant), leads[0] if leads else None)
 
 
 def _headline(chosen: Lead, rows: Sequence[ReplayRow]) -> str:
@@ -104,10 +107,10 @@ def _headline(chosen: Lead, rows: Sequence[ReplayRow]) -> str:
     by = f"by {_name(one)}"
     if one.name == "goodput.share":
         by += f" (TTFT {limits.ttft_ms:g} ms, TPOT {limits.tpot_ms:g} ms)"
-    noise = ", within noise" if chosen.sure is False else ""
+    noise = ", within noise" if chosen.is_significant is False else ""
     return (
-        f"{chosen.winner} is best {by}: {one.said(chosen.value)} against "
-        f"{one.said(chosen.other)} with {chosen.second}{noise}{_surely(chosen)}."
+        f"{chosen.winner} is best {by}: {one.with_unit(chosen.value)} against "
+        f"{one.with_unit(chosen.other)} with {chosen.second}{noise}{_surely(chosen)}."
     )
 
 
@@ -123,8 +126,8 @@ def _costs(winner: str, groups: Groups) -> list[str]:
         difference = paired(one, groups[winner], groups[leader])
         cost = Lead(one, leader, ranked[leader], winner, ranked[winner], difference)
         small = abs(cost.value - cost.other) < SMALL * max(abs(cost.value), abs(cost.other))
-        if cost.sure or (cost.sure is None and not small):
-            told = f"{_name(one)} {one.said(cost.other)} against {one.said(cost.value)}"
+        if cost.is_significant or (cost.is_significant is None and not small):
+            told = f"{_name(one)} {one.with_unit(cost.other)} against {one.with_unit(cost.value)}"
             costs.append(f"{told} with {leader}")
     if not costs:
         return [f"By none of the other figures is {winner} clearly worse than another."]
@@ -135,8 +138,8 @@ def _lead_line(found: Lead) -> str:
     one = found.figure
     name = _name(one)
     return (
-        f"{name[:1].upper()}{name[1:]}: {found.winner} {one.said(found.value)}, "
-        f"then {found.second} {one.said(found.other)}{_apart(found)}{_surely(found)}."
+        f"{name[:1].upper()}{name[1:]}: {found.winner} {one.with_unit(found.value)}, "
+        f"then {found.second} {one.with_unit(found.other)}{_apart(found)}{_surely(found)}."
     )
 
 
@@ -151,7 +154,7 @@ def _apart(found: Lead) -> str:
 
 
 def _surely(found: Lead) -> str:
-    if not found.sure:
+    if not found.is_significant:
         return ""
     if found.spreads is None:
         return ", the same lead with every seed"
@@ -176,7 +179,7 @@ def _alone(label: str, groups: Groups) -> str:
     for name in HEADLINES:
         one = figure(name)
         if label in (found := means(one, groups)):
-            told.append(f"{_name(one)} {one.said(found[label])}")
+            told.append(f"{_name(one)} {one.with_unit(found[label])}")
     return f"{label} was replayed alone: {', '.join(told)}."
 
 

@@ -202,9 +202,9 @@ def _counts(groups: Sequence[WorkerGroup]) -> str:
     return " + ".join(f"{group.count} {group.role}" for group in groups if group.count)
 
 
-def check_request(asked: AdviceRequest) -> None:
+def check_request(request: AdviceRequest) -> None:
     """Raise `SweepError` for a log or targets that no advice can be given on."""
-    recorded, problems = asked.recorded, []
+    recorded, problems = request.recorded, []
     if recorded.cut:
         problems.append(
             "its last line ends in the middle: the log was cut off, or is being written; copy it "
@@ -222,16 +222,16 @@ def check_request(asked: AdviceRequest) -> None:
             f"in {took_s:.0f} s; {LEAST_REQUESTS} of {LEAST_SESSIONS} in {LEAST_S:.0f} s are the "
             "least"
         )
-    if not LEAST_DRAWS <= asked.draws <= MOST_DRAWS:
-        problems.append(f"draws: {asked.draws}; expected {LEAST_DRAWS} to {MOST_DRAWS}")
-    for spec in (asked.base.policy, *asked.policies):
+    if not LEAST_DRAWS <= request.draws <= MOST_DRAWS:
+        problems.append(f"draws: {request.draws}; expected {LEAST_DRAWS} to {MOST_DRAWS}")
+    for spec in (request.base.policy, *request.policies):
         try:
             load(spec)
         except PolicyError as error:
             problems.append(f"policy {spec}: {error}; --policy says what ran")
     if problems:
         raise SweepError(problems)
-    _check_reach(asked.targets or TARGETS, asked.base)
+    _check_reach(request.targets or TARGETS, request.base)
 
 
 def _check_reach(targets: Targets, base: Setup) -> None:
@@ -313,18 +313,21 @@ class Adviser:
     """Replays the candidate changes and judges them. Lifetime: one advice."""
 
     def __init__(
-        self, asked: AdviceRequest, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
+        self,
+        advice_request: AdviceRequest,
+        runs: RunResults,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asked, self._runs, self._clock_s = asked, runs, clock_s
+        self._advice_request, self._runs, self._clock_s = advice_request, runs, clock_s
         self._began_s = clock_s()
-        self._targets = asked.targets or TARGETS
+        self._targets = advice_request.targets or TARGETS
         self._notes: list[str] = []
         self._tried: list[Tried] = []
-        self._draws = asked.draws
+        self._draws = advice_request.draws
 
     def advise(self) -> Advice:
         """Return the advice on the log. Raises `SweepError` if the log does not allow any."""
-        asked = self._asked
+        asked = self._advice_request
         check_request(asked)
         recorded = asked.recorded
         if len(recorded.policies) > 1:
@@ -381,7 +384,7 @@ class Adviser:
     ) -> list[list[ReplayRow] | str]:
         """Return for each set-up its rows for all draws, or the error text of a run that failed."""
         if self._left_s() < 0:
-            raise _TimeOverError(self._asked.seconds or 0.0)
+            raise _TimeOverError(self._advice_request.seconds or 0.0)
         wave = [msgspec.structs.replace(one, seed=seed) for one in setups for seed in seeds]
         outcomes = iter(self._runs.outcomes(wave))
         found: list[list[ReplayRow] | str] = []
@@ -392,7 +395,7 @@ class Adviser:
         return found
 
     def _left_s(self) -> float:
-        given = self._asked.seconds
+        given = self._advice_request.seconds
         return math.inf if given is None else self._began_s + given - self._clock_s()
 
     def _whole(self, setup: Setup) -> ReplayRow:
@@ -401,23 +404,25 @@ class Adviser:
         return self._rows(msgspec.structs.replace(setup, workload=workload), [0])[0]
 
     def _choosing(self) -> list[int]:
-        return [self._asked.seed + number for number in range(self._draws // 2)]
+        return [self._advice_request.seed + number for number in range(self._draws // 2)]
 
     def _judging(self) -> list[int]:
-        return [self._asked.seed + number for number in range(self._draws // 2, self._draws)]
+        return [
+            self._advice_request.seed + number for number in range(self._draws // 2, self._draws)
+        ]
 
     def _plan_draws(self) -> None:
         """Reduce the number of draws so that they fit the time budget. Raises `SweepError` if the
         budget is too short for any.
         """
-        given = self._asked.seconds
+        given = self._advice_request.seconds
         if given is None:
             return
         began_s = self._clock_s()
         with suppress(_TimeOverError):
-            self._rows(self._asked.base, self._choosing()[:FIRST_DRAWS])
+            self._rows(self._advice_request.base, self._choosing()[:FIRST_DRAWS])
         run_s = (self._clock_s() - began_s) / FIRST_DRAWS
-        tried = len(candidates(self._asked.base, self._asked.policies))
+        tried = len(candidates(self._advice_request.base, self._advice_request.policies))
 
         def about_s(draws: int) -> float:
             half = draws // 2
@@ -439,8 +444,12 @@ class Adviser:
 
     def _check_fit(self, whole: ReplayRow) -> None:
         """Raise `SweepError` if the replayed mean TTFT is unlike the one measured in the log."""
-        measured_ms, replayed_ms = self._asked.recorded.ttft_ms, whole.ttft_ms.mean
-        if measured_ms is None or self._asked.any_fit or len(self._asked.recorded.policies) > 1:
+        measured_ms, replayed_ms = self._advice_request.recorded.ttft_ms, whole.ttft_ms.mean
+        if (
+            measured_ms is None
+            or self._advice_request.any_fit
+            or len(self._advice_request.recorded.policies) > 1
+        ):
             return
         if replayed_ms is None or not 1 / MISFIT <= replayed_ms / measured_ms <= MISFIT:
             raise SweepError(
@@ -475,7 +484,7 @@ class Adviser:
         set-up that ran.
         """
         choosing = self._choosing()
-        base = self._rows(self._asked.base, choosing)
+        base = self._rows(self._advice_request.base, choosing)
         first, rest = choosing[:FIRST_DRAWS], choosing[FIRST_DRAWS:]
         rows: dict[int, list[ReplayRow]] = {}
         found = self._all_rows([change.setup for change in changes], first)
@@ -524,7 +533,7 @@ class Adviser:
                 found.append((pairs.score(), Finding(change, forecast, "")))
                 restores |= self._keeps(change.setup, rows) is not False
         findings = [finding for _, finding in sorted(found, key=lambda pair: pair[0])]
-        if len(self._asked.base.groups) != 1:
+        if len(self._advice_request.base.groups) != 1:
             return findings
         if keeps is False and not restores:
             return [*self._more(base), *findings]
@@ -534,22 +543,24 @@ class Adviser:
         """Return the finding with the least number of workers that keeps the targets, or []. It is
         used if the pool misses its targets and no other change keeps them.
         """
-        count = self._asked.base.groups[0].count
+        count = self._advice_request.base.groups[0].count
         number = self._least(self._with(count + 1), max(4 * count, count + 8))
         if number is None or number <= count:
             self._notes.append("no number of workers that was tried keeps the target")
             return []
         do = f"`warmroute workers add URL` for {number - count} more"
-        return self._count_finding(number, do, base, f", the least that keeps {self._told()}")
+        return self._count_finding(
+            number, do, base, f", the least that keeps {self._targets_text()}"
+        )
 
     def _fewer(self, base: Sequence[ReplayRow]) -> list[Finding]:
         """Return the finding with the least number of workers that keeps the targets even under
         `ROOM` times the load, or [].
         """
-        count = self._asked.base.groups[0].count
+        count = self._advice_request.base.groups[0].count
         if count == 1:
             return []
-        work = self._asked.base.workload
+        work = self._advice_request.base.workload
         rated = None if work.rate_per_s is None else work.rate_per_s * ROOM
         speed = work.speed if rated is not None else work.speed * ROOM
         work = msgspec.structs.replace(work, speed=speed, rate_per_s=rated)
@@ -558,20 +569,20 @@ class Adviser:
         if number is None or number >= count:
             return []
         do = f"`warmroute workers drain N` for {count - number} workers N"
-        why = f", which keep {self._told()} under {ROOM:g} times these requests, too"
+        why = f", which keep {self._targets_text()} under {ROOM:g} times these requests, too"
         return self._count_finding(number, do, base, why)
 
-    def _told(self) -> str:
+    def _targets_text(self) -> str:
         return " and ".join(shown(self._targets))
 
     def _with(self, count: int) -> Setup:
-        base = self._asked.base
+        base = self._advice_request.base
         group = msgspec.structs.replace(base.groups[0], count=count)
         return msgspec.structs.replace(base, groups=(group,))
 
     def _least(self, setup: Setup, most: int) -> int | None:
         if self._left_s() < 0:
-            raise _TimeOverError(self._asked.seconds or 0.0)
+            raise _TimeOverError(self._advice_request.seconds or 0.0)
         request = PlanRequest(
             base=setup,
             policies=(setup.policy,),
@@ -586,7 +597,7 @@ class Adviser:
     def _count_finding(
         self, number: int, do: str, base: Sequence[ReplayRow], why: str
     ) -> list[Finding]:
-        setup, count = self._with(number), self._asked.base.groups[0].count
+        setup, count = self._with(number), self._advice_request.base.groups[0].count
         forecast = _Pairs(self._rows(setup, self._judging()), base).forecast()
         if forecast is None:
             return []
@@ -599,7 +610,7 @@ class Adviser:
         """Return a comparison of an earlier forecast with this log. Returns None if this log is not
         later than the forecast, or ran without the change.
         """
-        base, recorded = self._asked.base, self._asked.recorded
+        base, recorded = self._advice_request.base, self._advice_request.recorded
         if recorded.first_s < made.last_s or not same_pool(made.change.setup, base):
             return None
         before = msgspec.structs.replace(made.before, workload=base.workload)

@@ -22,7 +22,7 @@ from simulator.report.figures import (
     percent,
     points_text,
     ratio_text,
-    seeds_wanted,
+    seeds_needed,
     whole,
 )
 from simulator.report.page import Page, Picture, Section, Table
@@ -130,7 +130,7 @@ def print_scenes(
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
         console.print(*_table(scene).in_terminal(console.width))
-        if wanted := _wanted(scene):
+        if wanted := _seeds_sentence(scene):
             console.print(f"{wanted}\n", markup=False, highlight=False)
     for steps in ladders:
         console.print(Text(f"{steps.name}: takes so many {steps.load_unit}", style="bold"))
@@ -152,7 +152,7 @@ def as_markdown(
             lines += [*table.in_markdown(), ""]
     for scene in scenes:
         lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
-        lines += [wanted, ""] if (wanted := _wanted(scene)) else []
+        lines += [wanted, ""] if (wanted := _seeds_sentence(scene)) else []
     for steps in ladders:
         lines += [f"**{steps.name}: saturation, {steps.load_unit}**", ""]
         lines += [*_saturations(steps).in_markdown(), ""]
@@ -203,10 +203,10 @@ def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
     return Table(("workload", title, "best other", "ratio"), rows)
 
 
-def _wanted(scene: SceneFigures) -> str:
+def _seeds_sentence(scene: SceneFigures) -> str:
     """Return a sentence on how many more seeds the comparison needs, or "" if it needs none."""
     found = {rule.policy: (rule.ratios["ttft_mean"], rule.good_difference) for rule in scene.rules}
-    return seeds_wanted(named_parts(found))
+    return seeds_needed(named_parts(found))
 
 
 def _marks(scenes: Sequence[SceneFigures], rivals: Sequence[Rivalry]) -> str:
@@ -293,7 +293,7 @@ def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
         caption = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
         xlabel, limit_s = "mean time to first token of a seed, s", (scene.collapse_ms or 0.0) / 1000
         pictures.append(Picture(dots_plot(seeds, xlabel, limit_s), alt, caption))
-    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}. {_wanted(scene)}"
+    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}. {_seeds_sentence(scene)}"
     rest = _table(scene, [one for one in COLUMNS if one[0] in FOLDED], "Answers to their end")
     tables = [_table(scene, [one for one in COLUMNS if one[0] not in FOLDED]), rest]
     return Section(scene.name, text, pictures=pictures, tables=tables)

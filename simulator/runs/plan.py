@@ -197,7 +197,7 @@ class Found:
     """
 
     at: int | None = None  # None: not even the highest will do
-    asked: dict[int, bool] = field(default_factory=dict)
+    outcomes: dict[int, bool] = field(default_factory=dict)
     lucky: list[tuple[int, int]] = field(default_factory=list)  # will do; a higher that will not
 
 
@@ -215,7 +215,7 @@ def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
         if border is None:
             return found
         after = border + 1
-        if after > high or (yield from _ask(after, found)):
+        if after > high or (yield from _outcome(after, found)):
             break
         found.lucky.append((border, after))
         floor = at = after + 1
@@ -223,7 +223,7 @@ def search(start: int, low: int, high: int) -> Generator[int, bool, Found]:
             return found
     found.at = border
     below = border - 2
-    lucky = below >= low and (yield from _ask(below, found))
+    lucky = below >= low and (yield from _outcome(below, found))
     if lucky and (below, border - 1) not in found.lucky:
         found.lucky.append((below, border - 1))
     return found
@@ -234,11 +234,11 @@ def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, 
     Returns None if `high` is not sufficient.
     """
     step = 1
-    if (yield from _ask(at, found)):
+    if (yield from _outcome(at, found)):
         good, bad = at, low - 1
         while good > low:
             lower = max(low, good - step)
-            if not (yield from _ask(lower, found)):
+            if not (yield from _outcome(lower, found)):
                 bad = lower
                 break
             good, step = lower, step * 2
@@ -246,7 +246,7 @@ def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, 
         good, bad = high + 1, at
         while bad < high:
             higher = min(high, bad + step)
-            if (yield from _ask(higher, found)):
+            if (yield from _outcome(higher, found)):
                 good = higher
                 break
             bad, step = higher, step * 2
@@ -254,17 +254,17 @@ def _border(at: int, low: int, high: int, found: Found) -> Generator[int, bool, 
             return None
     while good - bad > 1:
         middle = (good + bad) // 2
-        if (yield from _ask(middle, found)):
+        if (yield from _outcome(middle, found)):
             good = middle
         else:
             bad = middle
     return good
 
 
-def _ask(number: int, found: Found) -> Generator[int, bool, bool]:
-    if number not in found.asked:
-        found.asked[number] = yield number
-    return found.asked[number]
+def _outcome(number: int, found: Found) -> Generator[int, bool, bool]:
+    if number not in found.outcomes:
+        found.outcomes[number] = yield number
+    return found.outcomes[number]
 
 
 RATE_STEP = 1.05  # rates are found to within five percent
@@ -413,7 +413,7 @@ def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
     searches = [_PolicySearch(policy, request, ladder) for policy in request.policies]
     count = 0
     while live := [each for each in searches if each.rung is not None]:
-        wave = [setup for each in live for setup in each.wanted()]
+        wave = [setup for each in live for setup in each.next_setups()]
         if count + len(wave) > request.most_runs:
             for each in live:
                 each.give_up(f"stopped after {count} runs, the limit; raise it to know")
@@ -421,7 +421,7 @@ def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
         count += len(wave)
         outcomes = iter(runs.outcomes(wave))
         for each in live:
-            each.tell([next(outcomes) for _ in request.seeds])
+            each.take_outcomes([next(outcomes) for _ in request.seeds])
     rows = tuple(each.row() for each in searches)
     best = _best(request, rows)
     return FleetPlan(request, rows, best, count, tuple(_ties(request, searches, best)))
@@ -440,7 +440,7 @@ class _PolicySearch:
         self._search: Generator[int, bool, Found] = search(ladder.start, ladder.low, ladder.high)
         self.rung: int | None = next(self._search)
 
-    def wanted(self) -> list[Setup]:
+    def next_setups(self) -> list[Setup]:
         """Return the set-ups that the search needs next, one for each seed."""
         assert self.rung is not None
         placed = self._ladder.place(self._request.base, self.rung)
@@ -449,7 +449,7 @@ class _PolicySearch:
             for seed in self._request.seeds
         ]
 
-    def tell(self, outcomes: Sequence[RunOutcome]) -> None:
+    def take_outcomes(self, outcomes: Sequence[RunOutcome]) -> None:
         """Take the outcomes of the wanted set-ups, and choose the next number to try."""
         assert self.rung is not None
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -509,7 +509,7 @@ class _PolicySearch:
             notes = [f"{_missing(ladder.named(at - 1))} {'; '.join(self._trials[at - 1].reasons)}"]
         else:
             notes = [f"{ladder.named(at)} is the end of what was searched"]
-        notes += self._luck()
+        notes += self._lucky_notes()
         shortest_s = min(row.simulated_s for row in rows)
         if shortest_s < MIN_SIMULATED_S:
             notes.append(
@@ -518,7 +518,7 @@ class _PolicySearch:
             )
         return notes
 
-    def _luck(self) -> list[str]:
+    def _lucky_notes(self) -> list[str]:
         named = self._ladder.named
         return [
             f"{named(good)} kept the targets, but {named(bad)} missed "
@@ -531,7 +531,7 @@ class _PolicySearch:
         if self._notes or easiest is None:
             return self._notes
         reasons = "; ".join(self._trials[easiest].reasons)
-        return [f"even {_missing(self._ladder.named(easiest))} {reasons}", *self._luck()]
+        return [f"even {_missing(self._ladder.named(easiest))} {reasons}", *self._lucky_notes()]
 
 
 def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:

@@ -32,7 +32,7 @@ from simulator.report.figures import (
     more_seeds,
     paired,
     paired_ratio,
-    seeds_wanted,
+    seeds_needed,
 )
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Band, Line, front_plot, line_plot
@@ -125,7 +125,7 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
             paired[one.title] = beside(one, *ranked) if len(ranked) > 1 else None
             cells += [""] * (4 - len(cells))
             table.add_row(one.title, *cells, _difference_cell(paired[one.title]))
-    wanted = seeds_wanted(paired)
+    wanted = seeds_needed(paired)
     table.caption = f"{wanted}\n" if wanted else None
     return table
 
@@ -366,8 +366,8 @@ def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
         first, second = quick[:2]
         lines.append(
             f"First tokens come soonest with {first.choice}: nine of ten within "
-            f"{TTFT.said(first.mean(TTFT.name))}, against {TTFT.said(second.mean(TTFT.name))} with "
-            f"the next best, {second.choice}."
+            f"{TTFT.with_unit(first.mean(TTFT.name))}, against "
+            f"{TTFT.with_unit(second.mean(TTFT.name))} with the next best, {second.choice}."
         )
     good = [point for point in points if (point.mean(GOOD.name) or 0.0) >= GOOD_ENOUGH]
     dear = best(good, PER_GPU)
@@ -375,7 +375,7 @@ def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
         top = dear[0]
         lines.append(
             f"Most output per GPU where {GOOD_ENOUGH:.0%} of requests are within the goodput "
-            f"limits: {PER_GPU.said(top.mean(PER_GPU.name))} with {top.name}."
+            f"limits: {PER_GPU.with_unit(top.mean(PER_GPU.name))} with {top.name}."
         )
     elif points:
         lines.append(f"Nowhere are {GOOD_ENOUGH:.0%} of requests within the goodput limits.")
@@ -408,8 +408,8 @@ def _front(points: Sequence[Point], first: Figure, second: Figure, caption: str)
     leading = front(known, first, second)
     numbered = _numbered(leading, known, first, second)
     alt = f"{caption} Pareto front: " + "; ".join(
-        f"{point.name}: {first.said(point.mean(first.name))}, "
-        f"{second.said(point.mean(second.name))}"
+        f"{point.name}: {first.with_unit(point.mean(first.name))}, "
+        f"{second.with_unit(point.mean(second.name))}"
         for point in numbered.values()
     )
     unit = f"ms {second.title}" if second.unit == "ms" else second.title
@@ -478,7 +478,7 @@ def _span(places: Sequence[float]) -> float:
 
 def _load(shown: LoadPicture) -> Picture:
     alt = f"{TTFT.title} against {shown.xlabel}. " + "; ".join(
-        f"{name}: " + ", ".join(f"{load:g}: {TTFT.said(found.mean)}" for load, found in curve)
+        f"{name}: " + ", ".join(f"{load:g}: {TTFT.with_unit(found.mean)}" for load, found in curve)
         for name, curve in shown.curves.items()
     )
     caption = f"{TTFT.title} against {shown.xlabel}"

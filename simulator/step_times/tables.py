@@ -130,20 +130,20 @@ class Tables:
         prefills = [(tokens, 0) for tokens in PREFILL_TOKENS]
         prefills += [(tokens, cached) for cached in CACHED_TOKENS for tokens in CHUNK_TOKENS]
         for tokens, cached in prefills:
-            ms = self._ask(handle.predict_prefill_latency, 1, tokens + cached, cached)
+            ms = self._query(handle.predict_prefill_latency, 1, tokens + cached, cached)
             yield TableRow(tokens, cached, 0, 0, ms / 1e3)
         for decodes in DECODES:
             for context in CONTEXT_TOKENS:
-                ms = self._ask(handle.predict_decode_latency, decodes, context, 2)
+                ms = self._query(handle.predict_decode_latency, decodes, context, 2)
                 yield TableRow(0, 0, decodes, context, ms / 1e3)
         for tokens, decodes in MIXED:
             # Its prompts are `tokens` long, and its decodes are half way through their answers.
             answer = 2 * (MIXED_CONTEXT_TOKENS - tokens) if tokens < MIXED_CONTEXT_TOKENS else 2
             context = tokens + answer // 2
-            ms = self._ask(handle.mixed_step_latency, tokens, decodes, tokens, answer)
+            ms = self._query(handle.mixed_step_latency, tokens, decodes, tokens, answer)
             yield TableRow(tokens, 0, decodes, context, ms / 1e3)
 
-    def _ask(self, question: Any, *arguments: int) -> float:
+    def _query(self, question: Any, *arguments: int) -> float:
         try:
             return float(question(*arguments))
         except Exception as error:  # of many kinds, none of them documented

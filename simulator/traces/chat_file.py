@@ -145,7 +145,7 @@ class ChatReader:
 
     def _job(self, line: _ChatLine) -> Job | None:
         request = line.request or line.body or line
-        if not self._text.wants(request.model or line.model):
+        if not self._text.selects(request.model or line.model):
             return None
         response = line.response
         answer = response if isinstance(response, _ChatAnswer) else None

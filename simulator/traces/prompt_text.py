@@ -69,7 +69,7 @@ class PromptText:
         self._prompts = self._unnamed = 0  # the latter are without a session's id
         self._counted = self._reported = 0  # prompt tokens, where the trace has their number, too
 
-    def wants(self, model: str | None) -> bool:
+    def selects(self, model: str | None) -> bool:
         """Return True if the options ask for requests of this model, or of any model."""
         if self._model not in (None, model):
             return False
@@ -78,16 +78,16 @@ class PromptText:
         return True
 
     def named(
-        self, tokens: Tokens, told: int | None, session: str | int | None
+        self, tokens: Tokens, reported_tokens: int | None, session: str | int | None
     ) -> tuple[Hashes, str]:
         """Return the hashes of a prompt's full blocks, and its session. If no session is given, one
-        is found by the prompt's beginning. `told` is the number of the prompt's tokens that the
-        trace names, or None if it names none.
+        is found by the prompt's beginning. `reported_tokens` is the number of the prompt's tokens
+        that the trace names, or None if it names none.
         """
         self._prompts += 1
-        if told:
+        if reported_tokens:
             self._counted += len(tokens)
-            self._reported += told
+            self._reported += reported_tokens
         names = chain_hashes(tokens, self._block_tokens)
         if session is not None:
             return names, session_digest(session)

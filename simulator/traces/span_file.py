@@ -127,7 +127,7 @@ class SpanReader:
             self._spans["others"] += 1
             return None
         model = told.get("gen_ai.request.model")
-        if not self._text.wants(model if isinstance(model, str) else None):
+        if not self._text.selects(model if isinstance(model, str) else None):
             return None
         at_ns = _nanoseconds(span.start)
         output = _count(told, _OUTPUT, MAX_OUTPUT_TOKENS)

@@ -17,7 +17,7 @@ from typing import Any
 import kvkernels
 from router.http.bodies import ChunkedBody
 from router.migration.journal import Journal, Room
-from router.migration.plan import Plan, asking_for_ids, plan_of
+from router.migration.plan import Plan, plan_of, with_return_token_ids
 from router.upstream.meter import Meter
 from tests.router.migration.migration_engines import Engine
 from tests.router.migration.migration_support import FORMS
@@ -52,7 +52,7 @@ def main() -> None:
     plan = plan_of(body, CHAT, EVENTS)
     assert isinstance(plan, Plan)
     for kind in ("vllm", "warmroute"):
-        asked = json.loads(asking_for_ids(body, plan))
+        asked = json.loads(with_return_token_ids(body, plan))
         events = Engine(kind, "a").stream(asked, [1, 2, 3], EVENTS)
         chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
 
@@ -61,7 +61,7 @@ def main() -> None:
             it.begin(FORMS[kind])
             for event in events:
                 it.feed(event)
-            assert len(it.said) == EVENTS, it.unfit
+            assert len(it.answer_ids) == EVENTS, it.unfit
 
         def framing(chunks: list[bytes] = chunks) -> None:
             body, meter = ChunkedBody(4_096, 4_096), Meter(True, 8_192)
@@ -90,7 +90,7 @@ def main() -> None:
             for _ in range(100):
                 plan = plan_of(body, CHAT, EVENTS)
                 assert isinstance(plan, Plan)
-                asking_for_ids(body, plan)
+                with_return_token_ids(body, plan)
 
         print(f"request of {len(body)} bytes: {cpu_us(plans, 100):.1f} us")
 

@@ -178,7 +178,7 @@ def workloads_of(name: str, seeds: Iterable[int]) -> tuple[list[Workload], Stack
     """Return a demo workload for each seed, and the workers' settings for it."""
     act = next(one for one in acts() if one.name == name)
     ends_s = ENDS_S if act.closed_loop else None
-    works = [opened(act.spec, name, act.told, seed, ends_s) for seed in seeds]
+    works = [opened(act.spec, name, act.description, seed, ends_s) for seed in seeds]
     settings = StackSettings(
         "warmset", act.workers, PROFILE, block_size=BLOCK_SIZE, kv_tokens=act.kv_tokens
     )

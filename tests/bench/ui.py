@@ -44,7 +44,7 @@ async def measure(workers: int) -> dict[str, float]:
             await timed(found, "another page", lambda since=since: asked(one, since))
             nothing = f"{query}{ui.sampler.history.taken}"
             await timed(found, "nothing new", lambda nothing=nothing: asked(one, nothing))
-        size = len(ui.ui_state(known["boot"], ui.sampler.history.taken - 1, ui.version) or b"")
+        size = len(ui.news_json(known["boot"], ui.sampler.history.taken - 1, ui.version) or b"")
         return {"KB": size / 1e3} | {name: statistics.median(ms) for name, ms in found.items()}
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import STANDARD, BlockPool, Cleared, Removed, Stored, Worth
+from engine.block_pool import DEFAULT_RETENTION, BlockPool, BlockRetention, Cleared, Removed, Stored
 from engine.pins import PinRefused, Pins
 from kvkernels import chain_hashes
 from tests.effort import examples
@@ -22,7 +22,16 @@ from tests.oracles.block_pool import check_pool
 SIZE = 2
 BLOCKS = 9
 PINNED_BLOCKS = 3
-WORTHS = st.sampled_from([STANDARD, Worth(0), Worth(34), Worth(80), Worth(80, 3.0), Worth(5, 2.0)])
+WORTHS = st.sampled_from(
+    [
+        DEFAULT_RETENTION,
+        BlockRetention(0),
+        BlockRetention(34),
+        BlockRetention(80),
+        BlockRetention(80, 3.0),
+        BlockRetention(5, 2.0),
+    ]
+)
 
 
 @dataclass(eq=False)
@@ -34,10 +43,10 @@ class Node:
     path: tuple[int, ...] | None = None
     holders: int = 0
     stamp: int = 0  # when it was last let go
-    worth: Worth = STANDARD
+    worth: BlockRetention = DEFAULT_RETENTION
     until_s: float = inf  # while nobody holds it
 
-    def raise_worth(self, worth: Worth) -> None:
+    def raise_worth(self, worth: BlockRetention) -> None:
         """Raise the block's worth to `worth`; of several requests that share it, the most demanding
         wins.
         """
@@ -54,10 +63,10 @@ class Holder:
     ids: list[int]
     visible: int
     epoch: int
-    worths: list[Worth] | None
+    worths: list[BlockRetention] | None
 
-    def worth(self, position: int) -> Worth:
-        return STANDARD if self.worths is None else self.worths[position]
+    def worth(self, position: int) -> BlockRetention:
+        return DEFAULT_RETENTION if self.worths is None else self.worths[position]
 
 
 @dataclass(eq=False)
@@ -101,7 +110,7 @@ class PoolMachine(RuleBasedStateMachine):
         pieces=st.lists(st.integers(0, 2), min_size=1, max_size=5),
         worths=st.none() | st.lists(WORTHS, min_size=5, max_size=5),
     )
-    def start(self, pieces: list[int], worths: list[Worth] | None) -> None:
+    def start(self, pieces: list[int], worths: list[BlockRetention] | None) -> None:
         self.advance(0.0)  # as a scheduler does before it lets anything be evicted
         tokens, chain, paths = self.tokens_chain_and_paths(pieces)
         hit = 0
@@ -115,7 +124,7 @@ class PoolMachine(RuleBasedStateMachine):
         nodes = [self.resident[path] for path in paths[:hit]]
         for position, node in enumerate(nodes):
             node.holders += 1
-            node.raise_worth(STANDARD if worths is None else worths[position])
+            node.raise_worth(DEFAULT_RETENTION if worths is None else worths[position])
         ids = self.pool.acquire(chain, hit, None if worths is None else worths[:hit])
         self.evict(len(chain) - hit)
         fresh = self.pool.allocate(len(chain) - hit)
@@ -197,7 +206,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pins.advance(self.now_s)
         for node in self.resident.values():
             if not node.holders and node.until_s <= self.now_s:
-                node.worth, node.until_s = STANDARD, inf
+                node.worth, node.until_s = DEFAULT_RETENTION, inf
         for name, pin in list(self.model_pins.items()):
             if pin.until_s <= self.now_s:
                 self.let_go(self.model_pins.pop(name).nodes)
@@ -213,7 +222,7 @@ class PoolMachine(RuleBasedStateMachine):
         nodes = [self.resident[path] for path in pin.paths[:hit]]
         for node in nodes:
             node.holders += 1
-            node.raise_worth(STANDARD)
+            node.raise_worth(DEFAULT_RETENTION)
         self.let_go(pin.nodes)
         pin.nodes, pin.epoch = nodes, self.epoch
 

@@ -75,7 +75,7 @@ async def main(url: str, lease_s: float) -> None:
     replica = Replica(url, "held", lease_s=lease_s)
     replica.link.start()
     leases = replica.link.leases
-    lease = leases.want("it", lambda token: print("told", token, flush=True))
+    lease = leases.acquire("it", lambda token: print("told", token, flush=True))
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -31,7 +31,7 @@ class Loan:
     def __init__(self, replica: Replica) -> None:
         self.told: list[int | None] = []
         self.leases = replica.link.leases
-        self.lease = self.leases.want("it", self.told.append)
+        self.lease = self.leases.acquire("it", self.told.append)
 
 
 async def test_the_next_replica_gets_the_lease_at_once_when_its_holder_leaves(server):

@@ -40,7 +40,7 @@ async def test_a_redis_user_with_the_documented_rights_suffices(tmp_path):
         url = server.url.replace("://", "://router:secret@") + "/3"
         async with fleet(url, "a", "b") as (a, b):
             told: list[int | None] = []
-            a.link.leases.want("it", told.append)
+            a.link.leases.acquire("it", told.append)
             await until(lambda: bool(told))
             await talks(a, b)
             assert a.link.leases.refused == 0

@@ -64,7 +64,7 @@ def _check_idle(blocks: IdleBlocks, parents: dict[int, int]) -> None:
     assert counted == blocks._children, "children are counted wrongly"
     assert blocks._marked.isdisjoint(blocks._plain), "a marked block stands in the queue"
     assert blocks._marked.issuperset(blocks._kept), "a block without a mark stands in the heap"
-    assert blocks._marked.issuperset(blocks._worth), "a block with a worth has no mark"
+    assert blocks._marked.issuperset(blocks._retention), "a block with a worth has no mark"
     offered = {entry for entry in blocks._leaves if blocks._is_current(entry)}
     leaves = {block for block in blocks._kept if not counted[block]}
     assert {block for _, _, block in offered} == leaves, "a leaf was lost"

@@ -42,7 +42,7 @@ class Admin:
         status, row = await self.request("POST", "/workers", spec)
         assert status == 201, row
         facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)
-        self.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
+        self.router.dispatcher.handle_fact(WorkerChange(0.0, row["id"], "ready", facts))
         return int(row["id"])
 
 

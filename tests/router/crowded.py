@@ -61,13 +61,13 @@ class Crowd:
         self.state(worker_id, "ready", facts)
         used = KV_TOKENS * self.draws.random()
         report = LoadReport(router.dispatcher.clock(), worker_id, 0, 0, used)
-        router.dispatcher.tell(report)
+        router.dispatcher.handle_fact(report)
         return worker_id
 
     def state(self, worker_id: int, state: Any, facts: WorkerFacts | None = None) -> None:
         """Tell the core a worker's state, as its monitor would."""
         now_s = self.router.dispatcher.clock()
-        self.router.dispatcher.tell(WorkerChange(now_s, worker_id, state, facts))
+        self.router.dispatcher.handle_fact(WorkerChange(now_s, worker_id, state, facts))
 
     async def send(
         self, session: str = "s", tenant: str | None = None, model: str = "m", body: bytes = b""

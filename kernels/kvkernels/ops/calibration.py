@@ -88,17 +88,17 @@ def calibrate(
     shape: AttentionShape,
     time_ns: Time,
     grid: Sequence[Mix] | None = None,
-    tell: Callable[[int, int], None] = lambda done, all_: None,
+    on_progress: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Calibration:
     """Measure the plain and the shared plan of each step of `grid` (default GRID) in turn, report
-    progress to `tell`, and return the costs.
+    progress to `on_progress`, and return the costs.
 
     `time_ns(step, page_table, pages)` returns the time of one run of one layer. Raises ValueError
     for times that are not above 0.
     """
     grid, measured = grid or GRID, []
     for number, mix in enumerate(grid):
-        tell(number, len(grid))
+        on_progress(number, len(grid))
         context, table, pages = mix.tables()
         plain, shared = (
             plan_shared(context, table, pages, PAGE, shape, costs) for costs in (NEVER, ALWAYS)
@@ -109,14 +109,14 @@ def calibrate(
                 own.append(time_ns(step, table, pages))
         medians = [statistics.median(own) for own in times]
         measured.append(Measured(mix, plain.work, shared.work, medians[0], medians[1]))
-    tell(len(grid), len(grid))
+    on_progress(len(grid), len(grid))
     works = [one.plain for one in measured] + [one.shared for one in measured]
     found = fit(works, [one.plain_ns for one in measured] + [one.shared_ns for one in measured])
-    costs = wary(shape, found, measured)
+    costs = with_safety_margin(shape, found, measured)
     return Calibration(costs, costs != found, measured)
 
 
-def wary(shape: AttentionShape, costs: Costs, measured: Sequence[Measured]) -> Costs:
+def with_safety_margin(shape: AttentionShape, costs: Costs, measured: Sequence[Measured]) -> Costs:
     """Return `costs` with the required gain of sharing raised, so far that no step is shared that
     was measured slower when shared.
     """

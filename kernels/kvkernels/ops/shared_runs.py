@@ -129,13 +129,13 @@ class KeptTree:
         """Return the prefix tree, as `prefix_tree` does; it is the same object as long as the tree
         stays the same.
         """
-        if self._tree is None or not self._goes_on(page_table, full_pages):
+        if self._tree is None or not self._is_unchanged(page_table, full_pages):
             self._tree = prefix_tree(page_table, full_pages)
             self._table = page_table.copy()
         self._full_pages = full_pages.copy()
         return self._tree
 
-    def _goes_on(self, table: NDArray[np.int32], full_pages: Ints) -> bool:
+    def _is_unchanged(self, table: NDArray[np.int32], full_pages: Ints) -> bool:
         """Return whether the tree of the last step is also the tree of this step."""
         if len(table) != len(self._full_pages) or not len(table):
             return False

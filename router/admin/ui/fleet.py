@@ -200,7 +200,7 @@ def _index(worker: Worker | None) -> str:
     """Return "1" if the worker's cache is known exactly, "0" if only a lower bound is known, and
     "-" if the worker sends no KV events.
     """
-    if worker is None or not worker.tells:
+    if worker is None or not worker.has_usable_events:
         return "-"
     return "1" if worker.kv.known else "0"
 

@@ -136,7 +136,7 @@ class UiPages:
         means that nothing is new.
         """
         since, version = _number(request, "since"), _number(request, "names")
-        told = self._state.told(request.query.get("boot", ""), since, version)
+        told = self._state.news_json(request.query.get("boot", ""), since, version)
         if told is None:
             return Response(204, headers=dict(_HEADERS))
         return Response(200, told, dict(_HEADERS))

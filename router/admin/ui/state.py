@@ -83,7 +83,7 @@ class UiState:
         self.problems.look(self._dispatcher.clock())
         self.sampler.sample()
 
-    def told(self, boot: str, since: int, version: int) -> bytes | None:
+    def news_json(self, boot: str, since: int, version: int) -> bytes | None:
         """Return as JSON what is new for a page, or None if nothing is new. The page already has
         the state of the router process `boot` up to the sample number `since`, and version
         `version` of the workers' names. 0 means that the page has no samples or names.

@@ -16,7 +16,7 @@ from router.core.contract.actions import Decision, Details, Ranking, Reject, det
 from router.core.contract.settings import NO_LIMIT, CoreSettings
 from router.core.placement.admission import ModelLimits
 from router.core.placement.choice import Choice, Held, Withheld
-from router.core.placement.eligible import Eligibility, Group, Rows, Unheard
+from router.core.placement.eligible import Eligibility, Group, Rows, SilentCandidates
 from router.core.placement.guard import PolicyGuard, Verdict
 from router.core.placement.hold_queue import most_s
 from router.core.placement.live_fleet import LiveFleet
@@ -218,7 +218,7 @@ class Chooser:
         if isinstance(rows, Reject):
             return rows
         obstacle: str | None = None
-        if isinstance(rows, Unheard):
+        if isinstance(rows, SilentCandidates):
             rows, obstacle = rows.rows, "most of its workers are silent"
         # A worker that decodes needs room for the prompt's KV: without it, the prefill at another
         # worker would only fill that one's cache. Other engines let a prompt wait for room.
@@ -261,7 +261,7 @@ class Chooser:
         arrival, rows = pending.arrival, self._eligibility.rows(pending, leg)
         if isinstance(rows, Reject):
             return max(arrival.prompt_tokens, 1)
-        if isinstance(rows, Unheard):
+        if isinstance(rows, SilentCandidates):
             rows = rows.rows
         hits = self._caches.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         return max(arrival.prompt_tokens - int(hits.max()), 1)

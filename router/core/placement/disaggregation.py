@@ -72,15 +72,15 @@ class PairFaults:
         """
         since_s = self._failed_s.setdefault((prefill_id, decode_id), now_s)
         both = prefill_id, decode_id
-        return [one for one, other in (both, both[::-1]) if self._to_blame(one, other, since_s)]
+        return [one for one, other in (both, both[::-1]) if self._is_faulty(one, other, since_s)]
 
-    def gone(self, worker_id: int) -> None:
+    def forget_worker(self, worker_id: int) -> None:
         """Forget all transfers of a worker that was removed."""
         self._served.pop(worker_id, None)
         for pair in [pair for pair in self._failed_s if worker_id in pair]:
             del self._failed_s[pair]
 
-    def _to_blame(self, one: int, other: int, since_s: float) -> bool:
+    def _is_faulty(self, one: int, other: int, since_s: float) -> bool:
         if sum(one in pair for pair in self._failed_s) > 1:
             return True
         at_s, partner = self._served.get(other, (-math.inf, one))
@@ -132,7 +132,7 @@ class Disaggregation:
         self._mode = mode
         self._tpot_s = tpot_s
         # By worker id: the seconds of prefill that its running answers tolerate, and since when.
-        self._borne: dict[int, tuple[float, float]] = {}
+        self._used_delay: dict[int, tuple[float, float]] = {}
         self._chooser = chooser
         self._columns = columns
         self._cells = Cells(columns)
@@ -152,8 +152,10 @@ class Disaggregation:
         placement = self._place(pending, self._chooser.choose, now_s, reason)
         if self._tpot_s and isinstance(placement, Placement) and placement.prefill is None:
             choice = placement.decode
-            left_s = self._bears_s(choice.worker, now_s) - self._prefill_s(choice, pending)
-            self._borne[choice.worker.worker_id] = max(left_s, 0.0), now_s
+            left_s = self._tolerated_delay_s(choice.worker, now_s) - self._prefill_s(
+                choice, pending
+            )
+            self._used_delay[choice.worker.worker_id] = max(left_s, 0.0), now_s
         return placement
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
@@ -260,15 +262,15 @@ class Disaggregation:
             ratio = min(max(tokens / elapsed_s / self.tokens_per_s, 1 / _OUTLIER), _OUTLIER)
             self.tokens_per_s *= ratio**_WEIGHT
 
-    def gone(self, worker: Worker) -> None:
+    def forget_worker(self, worker: Worker) -> None:
         """Release all capacity reserved at a removed worker, and forget its transfers.
 
         The worker's slot may be given to another worker afterwards.
         """
         for request_id in self._ledger.decode_places_at(worker.slot):
             self._ledger.free_decode_place(request_id)
-        self.faults.gone(worker.worker_id)
-        self._borne.pop(worker.worker_id, None)
+        self.faults.forget_worker(worker.worker_id)
+        self._used_delay.pop(worker.worker_id, None)
 
     def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
         """Return True if another worker could do this leg of the request in place of `worker`.
@@ -305,7 +307,7 @@ class Disaggregation:
             # A second's delay matters more for a short answer than for a long one.
             answer_s = max(self._admission.output_tokens, 1.0) * cells.step_s[slot]
             others = min(_OTHERS * own_s / answer_s, 1.0) if answer_s > 0 else 1.0
-        elif decoding and own_s > self._bears_s(decode.worker, now_s):
+        elif decoding and own_s > self._tolerated_delay_s(decode.worker, now_s):
             return False
         alone_s = self._queue_s(slot) + beside_s + own_s * (1 + others * decoding)
         missing = prompt - decode.decision.hit_tokens
@@ -313,7 +315,7 @@ class Disaggregation:
         split_s = self._queue_s(prefill.worker.slot) + self._prefill_s(prefill, pending) + moved_s
         return alone_s <= split_s
 
-    def _bears_s(self, worker: Worker, now_s: float) -> float:
+    def _tolerated_delay_s(self, worker: Worker, now_s: float) -> float:
         """Return for how many seconds a prefill may delay the running answers of a worker now. A
         decode step that is shorter than the accepted time per token leaves time unused. The unused
         time adds up, to a limit, and earlier prefills have used some of it.
@@ -321,7 +323,7 @@ class Disaggregation:
         # Tolerated delay of each token.
         left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)
         most_s = _AT_ONCE * max(self._admission.output_tokens, 1.0) * left_s
-        borne_s, since_s = self._borne.get(worker.worker_id, (most_s, now_s))
+        borne_s, since_s = self._used_delay.get(worker.worker_id, (most_s, now_s))
         return min(borne_s + _STEADY * left_s / self._tpot_s * (now_s - since_s), most_s)
 
     def _queue_s(self, slot: int) -> float:

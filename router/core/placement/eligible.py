@@ -56,7 +56,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
+class SilentCandidates:
     """The workers that could take a request if they were not silent, that is, if they answered
     probes. No other worker could take the request, so it waits until one of these workers answers.
     """
@@ -166,12 +166,12 @@ class Eligibility:
 
     def rows(
         self, pending: Pending, leg: Role = "both", group: Group | None = None
-    ) -> Rows | Reject | Unheard:
+    ) -> Rows | Reject | SilentCandidates:
         """Return the workers that may take a leg of a request, or a `Reject` if there are none.
 
-        Return `Unheard` if the workers that could take it are silent, so that the request should
-        wait. `group` is the group of the other leg's worker, or the groups that may have the leg,
-        or None for any.
+        Return `SilentCandidates` if the workers that could take it are silent, so that the request
+        should wait. `group` is the group of the other leg's worker, or the groups that may have the
+        leg, or None for any.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -186,11 +186,11 @@ class Eligibility:
             if revision is not None:
                 pool = of_revision(pool, revision) or pool
             known = self._open[key] = _Open.of(pool, model, leg, group)
-        return known.rows if known.to(pending) else self.ask_each(pending, leg, group)
+        return known.rows if known.to(pending) else self.rows_uncached(pending, leg, group)
 
-    def ask_each(
+    def rows_uncached(
         self, pending: Pending, leg: Role = "both", group: Group | None = None
-    ) -> Rows | Reject | Unheard:
+    ) -> Rows | Reject | SilentCandidates:
         """Return the same result as `rows`, but check every worker and use no remembered
         results.
         """
@@ -231,7 +231,7 @@ class Eligibility:
         able = [w for w in ready if does(w, leg, group)]
         rows = self._of(pending, leg, group, pool, ready)
         if isinstance(rows, Rows) and most_silent(able, self._panic_share):
-            return Unheard(rows)
+            return SilentCandidates(rows)
         return answer
 
     def _of(

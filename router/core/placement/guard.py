@@ -201,7 +201,7 @@ class PolicyGuard:
         if self.suspension.active and not self._woken(request.now_s):
             return self._by_fallback(request, fleet)
         self.suspension.decided()
-        verdict = self._ask(request, fleet)
+        verdict = self._evaluate(request, fleet)
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def consult(self, request: RequestView, fleet: FleetView) -> Verdict:
@@ -210,7 +210,7 @@ class PolicyGuard:
         A fault of the policy is counted, but does not suspend the policy. Raises FallbackError if
         the fallback policy fails, too.
         """
-        verdict = None if self.suspension.active else self._ask(request, fleet, counts=False)
+        verdict = None if self.suspension.active else self._evaluate(request, fleet, counts=False)
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def observe(self, fact: Fact) -> None:
@@ -266,7 +266,9 @@ class PolicyGuard:
         text = f"took {took_s * 1e3:.1f} ms for one call; more than {limit_ms:g} ms is slow"
         self._failed("slow", text, now_s)
 
-    def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Verdict | None:
+    def _evaluate(
+        self, request: RequestView, fleet: FleetView, counts: bool = True
+    ) -> Verdict | None:
         policy, costs = self.policy, None
         try:
             used = self.use and self.use()

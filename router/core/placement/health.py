@@ -28,16 +28,18 @@ class StallDetection:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._streams: dict[int, set[int]] = {}  # worker -> requests past their first token
-        self._heard_s: dict[int, float] = {}  # worker -> time of its latest byte, or probe answer
+        self._progress_s: dict[
+            int, float
+        ] = {}  # worker -> time of its latest byte, or probe answer
         self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
 
-    def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
+    def on_stream_progress(self, worker_id: int, request_id: int, now_s: float) -> None:
         """Record that a worker sent the first or a further part of a streamed answer."""
         streams = self._streams.get(worker_id)
         if streams is None:
             streams = self._streams[worker_id] = set()
         streams.add(request_id)
-        self._heard_s[worker_id] = now_s
+        self._progress_s[worker_id] = now_s
         self._probed_s.pop(worker_id, None)
 
     def over(self, worker_id: int, request_id: int) -> None:
@@ -46,18 +48,18 @@ class StallDetection:
         if streams is not None:
             streams.discard(request_id)
             if not streams:
-                del self._streams[worker_id], self._heard_s[worker_id]
+                del self._streams[worker_id], self._progress_s[worker_id]
                 self._probed_s.pop(worker_id, None)
 
-    def suspects(self, now_s: float) -> list[int]:
+    def workers_to_probe(self, now_s: float) -> list[int]:
         """Return the ids of silent workers that should be probed now.
 
         A worker that stays silent is returned again after every `stall_s` seconds.
         """
         limit_s = now_s - self._stall_s
-        suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
+        suspects = [worker_id for worker_id, at_s in self._progress_s.items() if at_s <= limit_s]
         for worker_id in suspects:
-            self._heard_s[worker_id] = self._probed_s[worker_id] = now_s
+            self._progress_s[worker_id] = self._probed_s[worker_id] = now_s
         return suspects
 
     def probe_answered(self, worker_id: int) -> None:
@@ -401,7 +403,7 @@ class Health:
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
         """Record that a worker sent a further part of an answer."""
-        self._stalls.heard(worker_id, request_id, now_s)
+        self._stalls.on_stream_progress(worker_id, request_id, now_s)
 
     def left(self, worker_id: int, request_id: int) -> None:
         """Record that a request is no longer at its worker, for any reason."""
@@ -429,7 +431,7 @@ class Health:
         If the worker refused the request as busy, record the worker as busy instead.
         """
         if fact.busy_s is not None:
-            return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
+            return self.busy.on_busy_refusal(worker, pending.sent_s, fact.busy_s, fact.now_s)
         if fact.blame != "worker":
             return []
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
@@ -439,7 +441,7 @@ class Health:
         busy and silent workers.
         """
         actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
-        for worker_id in self._stalls.suspects(now_s):
+        for worker_id in self._stalls.workers_to_probe(now_s):
             worker = self._workers.get(worker_id)
             if worker is not None and worker.is_in:
                 actions.append(Probe(worker_id, self._stall_s))
@@ -448,7 +450,7 @@ class Health:
     def silence(self, fact: Silence) -> list[Action]:
         """Record that a worker stops answering the router's probes, or answers them again."""
         worker = self._workers.get(fact.worker_id)
-        actions = self.silences.told(fact)
+        actions = self.silences.on_silence(fact)
         if worker is not None and not fact.probes:
             self._stalls.probe_answered(fact.worker_id)
             actions += self._outliers.answers(worker, fact.now_s)

@@ -61,7 +61,7 @@ class FairQueue(Generic[M]):
 
     def __init__(self) -> None:
         self._flows: dict[str | None, Flow[M]] = {}
-        self._owed: dict[str | None, float] = {}  # tags of tenants with nothing waiting
+        self._kept_tags: dict[str | None, float] = {}  # tags of tenants with nothing waiting
         self._now = 0.0  # the start tag of the item that was served last
 
     def __bool__(self) -> bool:
@@ -83,7 +83,7 @@ class FairQueue(Generic[M]):
         """Add an item to the waiting items of a tenant."""
         flow = self._flows.get(tenant)
         if flow is None:
-            start = max(self._now, self._owed.pop(tenant, 0.0))
+            start = max(self._now, self._kept_tags.pop(tenant, 0.0))
             flow = self._flows[tenant] = Flow(start)
         insort(flow.members, member, key=_turn)
 
@@ -95,7 +95,7 @@ class FairQueue(Generic[M]):
         del flow.members[place]
         if not flow.members:
             del self._flows[tenant]
-            self._owe(tenant, flow.start)
+            self._remember_tag(tenant, flow.start)
 
     def served(self, tenant: str | None, fair_work: float, waited: bool) -> None:
         """Charge a tenant `fair_work` for a served request, so that other tenants are served before
@@ -104,7 +104,7 @@ class FairQueue(Generic[M]):
         """
         flow = self._flows.get(tenant)
         if flow is None:
-            self._owe(tenant, max(self._now, self._owed.get(tenant, 0.0)) + fair_work)
+            self._remember_tag(tenant, max(self._now, self._kept_tags.get(tenant, 0.0)) + fair_work)
             return
         if waited:  # an item that did not wait does not show how far the others are
             self._now = max(self._now, flow.start)
@@ -120,24 +120,24 @@ class FairQueue(Generic[M]):
         heapify(heap)
         while heap:
             _, _, line = heappop(heap)
-            member = line.members[line.asked]
-            line.asked += 1
+            member = line.members[line.position]
+            line.position += 1
             if not gone(member):
                 before = line.flow.start
                 yield member
                 if line.flow.start == before:
                     line.ahead += member.fair_work
-            if line.asked < len(line.members):
+            if line.position < len(line.members):
                 start = line.flow.start + line.ahead
-                heappush(heap, (start, line.members[line.asked].turn, line))
+                heappush(heap, (start, line.members[line.position].turn, line))
 
-    def _owe(self, tenant: str | None, tag: float) -> None:
+    def _remember_tag(self, tenant: str | None, tag: float) -> None:
         if tag > self._now:
-            self._owed[tenant] = tag
-        if len(self._owed) > _OWED_MAX:
-            self._owed = {t: tag for t, tag in self._owed.items() if tag > self._now}
-            while len(self._owed) > _OWED_MAX:  # forgetting the smallest debt is least unjust
-                del self._owed[min(self._owed, key=lambda t: self._owed[t])]
+            self._kept_tags[tenant] = tag
+        if len(self._kept_tags) > _OWED_MAX:
+            self._kept_tags = {t: tag for t, tag in self._kept_tags.items() if tag > self._now}
+            while len(self._kept_tags) > _OWED_MAX:  # forgetting the smallest debt is least unjust
+                del self._kept_tags[min(self._kept_tags, key=lambda t: self._kept_tags[t])]
 
 
 class _Line(Generic[M]):
@@ -149,7 +149,7 @@ class _Line(Generic[M]):
     def __init__(self, flow: Flow[M]) -> None:
         self.flow = flow
         self.members = tuple(flow.members)
-        self.asked = 0
+        self.position = 0
         self.ahead = 0.0  # work of the items that were asked and stay
 
 
@@ -316,11 +316,11 @@ class HoldQueue:
         if lowest < arrival.priority:
             return None
         turns = self._classes[lowest]
-        flow = max(turns.flows(), key=_crowd)
+        flow = max(turns.flows(), key=_weighted_waiting)
         if lowest == arrival.priority:
             own = turns.flow(arrival.tenant)
             after = (1 if own is None else len(own.members) + 1) / arrival.weight
-            if flow is own or _crowd(flow) <= after:
+            if flow is own or _weighted_waiting(flow) <= after:
                 return None
         return flow.members[-1]
 
@@ -365,6 +365,6 @@ def most_s(arrival: Arrival, hold_s: float) -> float:
     return hold_s if arrival.hold_s is None else min(arrival.hold_s, hold_s)
 
 
-def _crowd(flow: Flow[Pending]) -> float:
+def _weighted_waiting(flow: Flow[Pending]) -> float:
     """Return the number of a tenant's waiting requests, divided by the tenant's weight."""
     return len(flow.members) / flow.members[0].arrival.weight

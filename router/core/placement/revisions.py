@@ -16,7 +16,7 @@ from operator import itemgetter
 
 import xxhash
 
-from policies.facts import Arrival, Role, whose
+from policies.facts import Arrival, Role, user_id_of
 from router.core.placement.eligible import does
 from router.core.placement.pending import Pending
 from router.core.workers.table import Worker, WorkerTable
@@ -68,12 +68,12 @@ def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[Re
 
 def key_of(arrival: Arrival, serial: int) -> bytes:
     """Return bytes that are equal for all requests that should stay at one revision. They are made
-    of the client's own identification (`policies.facts.whose`), else of the first `_KEY_TOKENS`
-    tokens of the prompt, else of the request alone. The beginning of a prompt identifies a
-    conversation less well, because conversations often share it. For a shorter prompt, its length
-    represents the tokens after its last full block.
+    of the client's own identification (`policies.facts.user_id_of`), else of the first
+    `_KEY_TOKENS` tokens of the prompt, else of the request alone. The beginning of a prompt
+    identifies a conversation less well, because conversations often share it. For a shorter prompt,
+    its length represents the tokens after its last full block.
     """
-    if (person := whose(arrival.session, arrival.identity)) is not None:
+    if (person := user_id_of(arrival.session, arrival.identity)) is not None:
         return repr((arrival.tenant, person)).encode()
     size = min(arrival.chains, default=1)
     chain = arrival.chains.get(size, ())

@@ -67,7 +67,7 @@ class OthersShare:
     """
 
     def __init__(self) -> None:
-        self.told = False  # that there are many
+        self.is_high = False  # that there are many
         self._since_s = -math.inf
         self._all = self._others = 0
 
@@ -80,8 +80,8 @@ class OthersShare:
         share = None
         if now_s - self._since_s >= _WINDOW_S:
             seen = self._others / max(self._all, 1)
-            if seen > _OTHERS if not self.told else seen < _OURS:
-                share, self.told = seen, not self.told
+            if seen > _OTHERS if not self.is_high else seen < _OURS:
+                share, self.is_high = seen, not self.is_high
             self._since_s, self._all, self._others = now_s, 0, 0
         self._all += requests
         self._others += others
@@ -136,12 +136,12 @@ class WorkerCaches:
             if fact.spec is not None:
                 self._open(fact, fact.spec)
             return []
-        if fact.spec is not None and fact.spec != (worker.told or worker.facts):
+        if fact.spec is not None and fact.spec != (worker.reported_facts or worker.facts):
             self._describe(worker, self._as_followed(worker, fact.spec))
         if fact.state == "down":
             self._forget(worker, fact.suspended)
         elif worker.state == "down":
-            worker.health.forgive()
+            worker.health.clear_failures()
             worker.spell = BusySpell()
         worker.move(fact.state)
         return []
@@ -169,7 +169,7 @@ class WorkerCaches:
         flag says whether the worker may hold more blocks than its KV events reported.
         """
         columns, slot, facts = self._columns, worker.slot, worker.facts
-        kv, tells = worker.kv, worker.tells
+        kv, tells = worker.kv, worker.has_usable_events
         if math.isnan(facts.kv_capacity_tokens):
             learned = kv.learned_blocks if tells else self.mirrors.learned_blocks(slot)
             columns.kv_capacity_tokens[slot] = learned * facts.block_size
@@ -185,14 +185,21 @@ class WorkerCaches:
             columns.host_cached_tokens[slot] = self.index.held(slot, 1) * facts.block_size
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
 
-    def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
-        """Return the new description `told` of a worker, with the block size that the worker's KV
-        events show. The block size of the new description is used if it differs from that of the
+    def _as_followed(self, worker: Worker, reported: WorkerFacts) -> WorkerFacts:
+        """Return the new description `reported` of a worker, with the block size that the worker's
+        KV events show. The block size of the new description is used if it differs from that of the
         last description, or if the worker sends no KV events.
         """
-        learned = worker.told is not None and worker.told.block_size == told.block_size
-        worker.told = told if learned and told.has_events else None
-        return told if worker.told is None else replace(told, block_size=worker.facts.block_size)
+        learned = (
+            worker.reported_facts is not None
+            and worker.reported_facts.block_size == reported.block_size
+        )
+        worker.reported_facts = reported if learned and reported.has_events else None
+        return (
+            reported
+            if worker.reported_facts is None
+            else replace(reported, block_size=worker.facts.block_size)
+        )
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
         """Replace a worker's description.
@@ -221,7 +228,7 @@ class WorkerCaches:
             worker.kv.reset()
         else:
             worker.kv.suspend(emptied=suspended == "asleep")
-        self.confidence.forgive(worker.slot)
+        self.confidence.reset(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._show_cache(worker)
@@ -257,7 +264,7 @@ class WorkerCaches:
             self._settings.backlog_batches,
             self._settings.index_entries,
             facts.keeps_copies,
-            partial(self.speculative.gone, slot),
+            partial(self.speculative.drop, slot),
         )
 
     # --- what workers tell ------------------------------------------------------------------
@@ -283,7 +290,7 @@ class WorkerCaches:
             self.others_s = max(self.others_s, fact.now_s)
         share = self._others.reported(fact.running + fact.waiting, foreign, fact.now_s)
         if share is not None:
-            self._news.append(Others(share, self._others.told))
+            self._news.append(Others(share, self._others.is_high))
         idle = not (fact.running or fact.waiting)
         # Else the events of its next step show the result.
         if worker.kv.was_emptied(fact.emptied) and idle:
@@ -322,7 +329,7 @@ class WorkerCaches:
         if kv.sizes.agreed_other:
             from_seq = self._follow(worker, fact)
         if kv.overflows > overflows and kv.overflows.bit_count() == 1:  # the 1st, 2nd, 4th ...
-            self._news.append(self._doubted(worker, "overflow"))
+            self._news.append(self._doubted_hits(worker, "overflow"))
         if kv.guessed != guessed:
             self._guess(worker, kv.guessed)
         self._columns.event_s[worker.slot] = fact.now_s
@@ -335,21 +342,21 @@ class WorkerCaches:
         `fact` is the batch whose events decided this. It is applied again with the new size. Return
         the number of the batch from which a replay must begin, or None if none is needed.
         """
-        kv, told = worker.kv, worker.told or worker.facts
+        kv, told = worker.kv, worker.reported_facts or worker.facts
         size = kv.sizes.agreed
-        worker.told = None if size == told.block_size else told
+        worker.reported_facts = None if size == told.block_size else told
         worker.facts = replace(worker.facts, block_size=size)
         self._workers.changed()
         kv.follow(size)
         kv.resize(_capacity_blocks(worker.facts))
-        self.confidence.forgive(worker.slot)
+        self.confidence.reset(worker.slot)
         self.last_blocks.forget(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._news.append(Followed(worker.worker_id, size, told.block_size))
         from_seq = kv.take(fact)
         if from_seq is None and fact.source == "replay" and fact.seq >= kv.next_seq:
-            return kv.ask_anew()
+            return kv.begin_replay()
         return from_seq
 
     def _guess(self, worker: Worker, why: Guess | None) -> None:
@@ -360,7 +367,7 @@ class WorkerCaches:
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         if why is not None:
-            self._news.append(self._doubted(worker, why))
+            self._news.append(self._doubted_hits(worker, why))
         elif worker.kv.sizes.size == worker.told_block_size:
             size = worker.facts.block_size
             self._news.append(Followed(worker.worker_id, size, size))
@@ -375,10 +382,10 @@ class WorkerCaches:
         if kv.emptied > emptied:  # the cache was emptied: no expected block is on its way
             self.speculative.clear_worker(slot)
         if kv.emptied > emptied or told_anew or (kv.current and not current):
-            self.confidence.forgive(slot)
+            self.confidence.reset(slot)
         self._show_cache(worker)
 
-    def _doubted(
+    def _doubted_hits(
         self, worker: Worker, reason: Literal["overflow", "refuted", "useless", "sizes"]
     ) -> Doubted:
         share = float(self._columns.hit_confidence[worker.slot])
@@ -432,7 +439,7 @@ class WorkerCaches:
         if worker is None:
             return None
         from_seq = worker.kv.take_copy(fact.snapshot)
-        self.confidence.forgive(worker.slot)
+        self.confidence.reset(worker.slot)
         self._columns.event_s[worker.slot] = fact.now_s
         self._show_cache(worker)
         return from_seq
@@ -461,7 +468,7 @@ class WorkerCaches:
         should find cached.
         """
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
-        if worker.tells and not arrival.approximate:
+        if worker.has_usable_events and not arrival.approximate:
             if worker.kv.blocks.is_hybrid:  # which blocks its windows will keep, its events say
                 chain = chain[:0]
             return self.speculative.expect(worker.slot, chain, now_s)
@@ -475,7 +482,7 @@ class WorkerCaches:
         or its peers waits at the worker.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
-        if not worker.tells or arrival.approximate or not kv.current:
+        if not worker.has_usable_events or arrival.approximate or not kv.current:
             return None
         chain, size = arrival.chains[facts.block_size], facts.block_size
         looked_up, blocks = self._by_events
@@ -519,7 +526,7 @@ class WorkerCaches:
         if not self.confidence.answered(worker.slot, expected, found):
             return
         doubted = self._columns.hit_confidence[worker.slot] < 1.0
-        news = self._doubted(worker, "refuted") if doubted else Confirmed(worker.worker_id)
+        news = self._doubted_hits(worker, "refuted") if doubted else Confirmed(worker.worker_id)
         self._news.append(news)
 
     def ended(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> None:

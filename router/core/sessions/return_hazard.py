@@ -126,7 +126,7 @@ class UnownedBlocks:
             self.wanted_tokens[slot] *= left / self._tokens[slot]
         self._tokens[slot] = left
 
-    def gone(self, slot: int) -> None:
+    def clear(self, slot: int) -> None:
         """Set a worker's count of unknown sessions' tokens to 0, because its cache is lost."""
         self._tokens[slot] = self.wanted_tokens[slot] = 0.0
 

@@ -174,7 +174,7 @@ class Sessions:
     def dispatched(self, tracked: TrackedRequest, slot: int) -> None:
         """Record that a request was sent to a worker, which has the session's cache from now on."""
         cells, row = self._rows.cells, tracked.row
-        self._go(row)
+        self._clear_home(row)
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 0)
         work = self._columns.attention.work(private, tracked.trunk_tokens)
         cells.private_tokens[row], cells.cold_work[row] = float(private), float(work)
@@ -186,7 +186,7 @@ class Sessions:
 
     def cache_lost(self, tracked: TrackedRequest) -> None:
         """Record that no worker has the cache of the request's session any more."""
-        self._go(tracked.row)
+        self._clear_home(tracked.row)
 
     def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:
         """Record the end of a request. `output_tokens` is None if the answer was not complete."""
@@ -216,7 +216,7 @@ class Sessions:
         rows.home[at_home] = -1
         rows.weight[at_home] = 0.0
         self.sets.clear(slot)
-        self.unowned.gone(slot)
+        self.unowned.clear(slot)
         self.cycle.worker_lost(slot)
 
     # --- time -------------------------------------------------------------------------------
@@ -245,7 +245,9 @@ class Sessions:
                 columns.kv_capacity_tokens,
             )
             for row in unlikely.tolist():
-                self._go(row)  # that it has begun is remembered: it waits with those that have
+                self._clear_home(
+                    row
+                )  # that it has begun is remembered: it waits with those that have
             for row in over.tolist():
                 self._forget(row)
         self.unowned.weigh(self.hazard, now_s)
@@ -317,7 +319,7 @@ class Sessions:
             self.sets.shift(cells.home[row], missing * private, missing * work)
             cells.weight[row] = 1.0
 
-    def _go(self, row: int) -> None:
+    def _clear_home(self, row: int) -> None:
         """Record that no worker has the cache of the session in `row`."""
         cells = self._rows.cells
         slot, weight = cells.home[row], cells.weight[row]
@@ -329,7 +331,7 @@ class Sessions:
         cells.weight[row] = 0.0
 
     def _forget(self, row: int) -> None:
-        self._go(row)
+        self._clear_home(row)
         self._rows.give_back(row)
 
     def _make_room(self) -> None:

@@ -69,7 +69,7 @@ class BlockSizes:
         self._changes += 1
         self._forget()
 
-    def begin_anew(self) -> None:
+    def on_engine_restart(self) -> None:
         """Restart the counts of KV events, because the engine may have another block size now."""
         self._changes = 0
         self._forget()

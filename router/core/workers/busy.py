@@ -28,23 +28,25 @@ class BusyWorkers:
         self._since_s: dict[int, float] = {}  # by worker that was busy lately: the beginning
         self.next_s = inf  # when the next spell is over
 
-    def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
+    def on_busy_refusal(
+        self, worker: Worker, sent_s: float, retry_after_s: float, now_s: float
+    ) -> list[Action]:
         """Record that a worker refused a request because it is busy, and spare the worker for a
-        while. `sent_s` is the time at which the request was sent to the worker. `told_s` is the
-        number of seconds that the worker asked for, or 0 if it named no time.
+        while. `sent_s` is the time at which the request was sent to the worker. `retry_after_s` is
+        the number of seconds that the worker asked for, or 0 if it named no time.
         """
         spell, most_s = worker.spell, self._settings.busy_max_s
         if most_s <= 0.0:
             return []
         if now_s < spell.until_s:  # another refusal of the same spell, or all workers are busy
-            spell.until_s = max(spell.until_s, now_s + min(told_s, most_s))
+            spell.until_s = max(spell.until_s, now_s + min(retry_after_s, most_s))
             return []
         if sent_s >= spell.until_s:  # it was asked again, and still is
             spell.times += 1
         spell.times = max(spell.times, 1)
         doubled = 2.0 ** min(spell.times - 1, _DOUBLED_MAX)
-        busy_s = min((told_s or self._settings.busy_s) * doubled, most_s)
-        spell.asked_s, spell.until_s = spell.until_s, now_s + busy_s
+        busy_s = min((retry_after_s or self._settings.busy_s) * doubled, most_s)
+        spell.retry_s, spell.until_s = spell.until_s, now_s + busy_s
         spell.on = True
         self.next_s = min(self.next_s, spell.until_s)
         self._workers.changed()
@@ -59,7 +61,7 @@ class BusyWorkers:
         If the request was sent after the last time in which the worker was spared as busy, the next
         such time starts with the shortest length again. A time that has begun does not change.
         """
-        if sent_s >= worker.spell.asked_s:
+        if sent_s >= worker.spell.retry_s:
             worker.spell.times = 0
 
     def expire(self, now_s: float) -> None:

@@ -122,9 +122,9 @@ class EngineNames:
 
     def __init__(self, model: str) -> None:
         self._seed = chain_seed(model, None, None)
-        self.begin_anew()
+        self.on_engine_restart()
 
-    def begin_anew(self) -> None:
+    def on_engine_restart(self) -> None:
         """Forget the engine's rule and its blocks, because the engine restarted."""
         self._rules = RULES
         self._tries = self._hashes_left = 0

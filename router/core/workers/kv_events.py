@@ -150,16 +150,16 @@ def apply_events(
     for event in events:
         if isinstance(event, Stored):
             if event.group is not None and not blocks.is_hybrid:
-                blocks.apply(_group_told(event, named=False))
+                blocks.apply(_group_event(event, named=False))
             if event.window is not None:
-                blocks.apply(_group_told(event))
+                blocks.apply(_group_event(event))
                 continue
             _note_size(event, block_size, applied)
             if why := _store(event, blocks, block_size):
                 applied.skips[why] = applied.skips.get(why, 0) + 1
         elif isinstance(event, Removed):
             if event.group:
-                blocks.apply(_group_told(event))
+                blocks.apply(_group_event(event))
                 continue
             applied.add_left(blocks.remove(block_names(event.hashes), _TIER[event.tier]))
         else:
@@ -168,7 +168,7 @@ def apply_events(
     return applied
 
 
-def _group_told(event: Stored | Removed, named: bool = True) -> EventBatch:
+def _group_event(event: Stored | Removed, named: bool = True) -> EventBatch:
     """Return an event of a cache group in the form that it has on the wire, without tokens. If
     `named` is False, leave out the names of blocks, so that the event only says that there is a
     group of this kind.

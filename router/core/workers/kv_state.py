@@ -160,7 +160,7 @@ class Publisher:
         self._replayed_seq = -1  # of the running replay
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
-    def heard(self, batch: KvEvents) -> None:
+    def note_received(self, batch: KvEvents) -> None:
         """Record the number of a batch or snapshot that arrived and was published since the
         engine's latest restart.
         """
@@ -186,7 +186,7 @@ class Publisher:
         """Return True if a batch with the same number and the same digest was applied before."""
         return 0 != self.digest(batch.seq) == batch.digest
 
-    def began_anew(self, batch: KvEvents, kept: bool) -> bool:
+    def has_restarted(self, batch: KvEvents, kept: bool) -> bool:
         """Return True if a batch proves that the engine has restarted since earlier batches. `kept`
         is True if the same batch arrived before and waits for missing batches.
         """
@@ -206,18 +206,20 @@ class Publisher:
         self._outdated_seq = -1
         return False
 
-    def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
+    def continue_from_copy(
+        self, next_seq: int, live_seq: int, digest: int, waiting_seq: int
+    ) -> None:
         """Continue from another router's copy, which covers the batches before `next_seq`.
         `live_seq` is the highest number of a batch that the other router received as it was
         published, and `digest` is the digest of the last batch that the copy covers. `waiting_seq`
         is the last batch that this router itself received and has not applied, or -1.
         """
-        self.begin_anew()
+        self.on_restart()
         self.live_seq = max(live_seq, waiting_seq)
         self.last_seq = max(next_seq - 1, waiting_seq)
         self.applied(next_seq - 1, digest)
 
-    def disown(self) -> None:
+    def forget_digests(self) -> None:
         """Forget the digests of applied batches, because these batches may be from before a
         restart.
         """
@@ -227,7 +229,7 @@ class Publisher:
         """Record that the running replay of batches has ended."""
         self._replayed_seq = self._outdated_seq = -1
 
-    def begin_anew(self, batch: KvEvents | None = None) -> None:
+    def on_restart(self, batch: KvEvents | None = None) -> None:
         """Forget the numbers and digests of all batches, because the engine restarted. `batch` is
         the batch that showed the restart, or None.
         """
@@ -417,7 +419,9 @@ class KvState:
         if evicted != self._evicted_blocks:
             return False
         known = (self._exact and not evicted) or self._turnover.over
-        incomplete = self.resyncing or (self._beyond and self._half_told) or self._lacking
+        incomplete = (
+            self.resyncing or (self._beyond and self._replay_may_bring_more) or self._lacking
+        )
         return known and not (incomplete or self.unheard or self.severed)
 
     @property
@@ -442,7 +446,7 @@ class KvState:
         return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
 
     @property
-    def _half_told(self) -> bool:
+    def _replay_may_bring_more(self) -> bool:
         """True if the running replay may bring batches that the router does not know of yet. Until
         a live batch arrives, the router does not know the number of the latest batch.
         """
@@ -469,7 +473,7 @@ class KvState:
         """True if all batches that are known to exist were applied, and no replay is running or
         needed. In this case `next_seq` is the number of the next batch.
         """
-        if self.resyncing or self._doubtful or (self._beyond and self._half_told):
+        if self.resyncing or self._doubtful or (self._beyond and self._replay_may_bring_more):
             return False
         return not self._lacking
 
@@ -573,15 +577,15 @@ class KvState:
             self._counters.duplicates += 1
             return None
         kept = bool(self._backlog.batches) and self._backlog.has(batch)
-        anew = self._publisher.began_anew(batch, kept)
+        anew = self._publisher.has_restarted(batch, kept)
         if anew:
             self._restart(batch)
         self._replayed |= is_replay
         is_beyond = is_replay and batch.seq > self._publisher.last_seq
-        self._publisher.heard(batch)
+        self._publisher.note_received(batch)
         if batch.seq < self.next_seq or kept:
             self._counters.duplicates += 1
-            self._believe(batch)
+            self._verify_saved_snapshot(batch)
             return None
         if batch.seq == self.next_seq and not self._doubtful:
             self._progressed |= is_replay
@@ -593,7 +597,7 @@ class KvState:
         if self.resyncing or (is_replay and not anew):
             return None
         self._counters.gaps += 1
-        return self._ask()
+        return self._begin_replay()
 
     def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
         """Handle the end of a replay, and continue from the batches that arrived. `answered` is
@@ -605,14 +609,14 @@ class KvState:
         self._publisher.replay_ended()
         if began_anew:
             self._restart()
-            return self._ask()
+            return self._begin_replay()
         self._beyond &= not answered
         if self._doubtful:  # the batch that would prove it is gone
-            self._disown()
+            self._on_restart()
             if answered:
-                return self._ask()
+                return self._begin_replay()
         if self._lacking and self._progressed:
-            return self._ask()
+            return self._begin_replay()
         self.resyncing = self._progressed = False
         if answered and not self._backlog:
             self._exact |= self.next_seq == 0
@@ -623,7 +627,7 @@ class KvState:
             self.next_seq = self._backlog.first_seq
             self._catch_up()
             if answered and self._backlog:  # the next hole may be a better one
-                return self._ask()
+                return self._begin_replay()
         if answered and self._replayed:
             self._replayed, self.told_blocks = False, len(self.blocks)
         return None
@@ -636,7 +640,7 @@ class KvState:
     def reset(self) -> None:
         """Forget everything about a worker that came back, and expect its batches from number 0."""
         self._empty()
-        self._publisher.begin_anew()
+        self._publisher.on_restart()
 
     def suspend(self, emptied: bool) -> None:
         """Forget the cache of a worker whose engine pauses and will continue later. Keep the number
@@ -720,7 +724,7 @@ class KvState:
         self.told_blocks = len(self.blocks)
         return True
 
-    def goes_on_from(self, next_seq: int, digest: int) -> bool:
+    def can_continue_from(self, next_seq: int, digest: int) -> bool:
         """Return True if another router's copy of the cache can replace this router's record.
         `next_seq` is the first batch that the copy does not cover. The copy must cover all batches
         that this router applied. `digest` is the digest of the last batch that the copy covers. It
@@ -744,16 +748,16 @@ class KvState:
             return None
         self._backlog.drop_before(copy.next_seq)
         waiting_seq = self._backlog.last_seq
-        self._publisher.go_on(copy.next_seq, copy.live_seq, copy.digest, waiting_seq)
+        self._publisher.continue_from_copy(copy.next_seq, copy.live_seq, copy.digest, waiting_seq)
         self.next_seq, self._exact = copy.next_seq, copy.exact
         self._turnover.begin(self.blocks.stored_blocks, copy.turned_over)
         self._doubtful = self._overflowed = self.resyncing = self._progressed = self.unheard = False
         self._beyond = self.severed = False
         self._catch_up()
         self.told_blocks = len(self.blocks)
-        return self._ask() if self._lacking else None
+        return self._begin_replay() if self._lacking else None
 
-    def _believe(self, batch: KvEvents) -> None:
+    def _verify_saved_snapshot(self, batch: KvEvents) -> None:
         """Trust a saved snapshot if `batch` repeats the last batch that the snapshot covers.
 
         An equal digest proves that the engine has not restarted since then.
@@ -763,11 +767,11 @@ class KvState:
             self._progressed = True
             self._catch_up()
 
-    def _disown(self) -> None:
+    def _on_restart(self) -> None:
         self._doubtful = self._exact = False
         self._forget()
         self.next_seq = 0
-        self._publisher.begin_anew()
+        self._publisher.on_restart()
 
     # --- order ------------------------------------------------------------------------------
 
@@ -777,9 +781,9 @@ class KvState:
         """
         self._counters.restarts += 1
         self._empty()
-        self._publisher.begin_anew(batch)
+        self._publisher.on_restart(batch)
 
-    def _ask(self) -> int:
+    def _begin_replay(self) -> int:
         self.resyncing = True
         self._progressed = False
         return self._from_seq()
@@ -795,11 +799,11 @@ class KvState:
     def _take_snapshot(self, batch: KvEvents) -> int | None:
         if self._exact and not self._doubtful and batch.seq + 1 < self.next_seq:
             self._counters.duplicates += 1  # an older snapshot than the applied batches
-            return self._ask() if self._lacking else None
+            return self._begin_replay() if self._lacking else None
         if self._doubtful:
-            self._publisher.disown()
+            self._publisher.forget_digests()
         self._doubtful = self._progressed = self._beyond = self.unheard = False
-        self._publisher.heard(batch)
+        self._publisher.note_received(batch)
         self._forget()
         self.next_seq = batch.seq + 1
         self._exact = True
@@ -808,7 +812,9 @@ class KvState:
         self.resyncing = False
         self._catch_up()
         self.told_blocks = len(self.blocks)
-        return self._ask() if self._lacking else None  # a replay brings the batches between
+        return (
+            self._begin_replay() if self._lacking else None
+        )  # a replay brings the batches between
 
     def _catch_up(self) -> None:
         backlog = self._backlog
@@ -902,15 +908,15 @@ class KvState:
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
         self._beyond = self._replayed = self.severed = False
         self._turnover.begin(0)
-        self._publisher.begin_anew()
+        self._publisher.on_restart()
         self.next_seq = 0
 
-    def ask_anew(self) -> int:
+    def begin_replay(self) -> int:
         """Begin to wait for a replay, and return the number of the batch where it must begin.
 
         The caller uses this after `follow` if the present batch itself does not show a gap.
         """
-        return self._ask()
+        return self._begin_replay()
 
     def _overflow(self) -> None:
         """Forget all blocks, because the worker reported more blocks than its cache can hold."""
@@ -921,9 +927,9 @@ class KvState:
 
     def _empty(self) -> None:
         self.close()
-        self.names.begin_anew()
+        self.names.on_engine_restart()
         self._learned = LearnedCapacity()
-        self.sizes.begin_anew()
+        self.sizes.on_engine_restart()
         self.guessed, self._unusable = None, 0
         self._stored_before = self.blocks.stored_blocks
         self._own_seen = self.blocks.own_size

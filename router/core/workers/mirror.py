@@ -80,9 +80,9 @@ class ExpectedBlocks:
         for other in others:
             if shared < min(len(other.chain), len(chain)) and other.chain[shared] == chain[shared]:
                 shared = _shared_blocks(other.chain, chain)
-        self.gone(slot, chain[shared:])
+        self.drop(slot, chain[shared:])
 
-    def gone(self, slot: int, hashes: Hashes) -> None:
+    def drop(self, slot: int, hashes: Hashes) -> None:
         """Drop expected blocks, because the worker in `slot` does not have them cached."""
         if self._has_young:
             self._young.remove(slot, hashes)
@@ -463,7 +463,7 @@ class HitConfidence:
         self._confidence[slot] = known.share if known.doubted else 1.0
         return known.doubted != before
 
-    def forgive(self, slot: int) -> None:
+    def reset(self, slot: int) -> None:
         """Reset a worker's confidence to 1, because the record of its cache is started again. A
         worker that was distrusted is judged again after fewer answers.
         """
@@ -478,7 +478,7 @@ class HitConfidence:
 
     def forget(self, slot: int) -> None:
         """Remove all data about the worker in `slot`, because it left."""
-        self.forgive(slot)
+        self.reset(slot)
         self._confirmed.pop(slot, None)
 
 

@@ -41,7 +41,7 @@ class Silences:
         self._allowed = 2
         self.panics: set[str] = set()  # base models of which most workers are silent
 
-    def told(self, fact: Silence) -> list[Action]:
+    def on_silence(self, fact: Silence) -> list[Action]:
         """Record that a worker has not answered one more probe, or that it answers again.
 
         Return the actions that follow, as `look` does.
@@ -50,7 +50,7 @@ class Silences:
         if worker is None or worker.state == "down":
             return []
         if not fact.probes:
-            self.heard(worker)
+            self.end_silence(worker)
         elif worker.silent is None:
             worker.silent = Silent(fact.now_s, fact.probes)
             self._silent.add(worker.worker_id)
@@ -60,7 +60,7 @@ class Silences:
         self._allowed = max(fact.allowed, 1)
         return self.look()
 
-    def heard(self, worker: Worker) -> None:
+    def end_silence(self, worker: Worker) -> None:
         """Record that a worker is no longer silent, because it answers or is known to be dead."""
         if worker.silent is not None:
             worker.silent = None

@@ -77,7 +77,7 @@ class WorkerHealth:
         """
         self.state = HEALTH_STATES[self.state, event]
 
-    def forgive(self) -> None:
+    def clear_failures(self) -> None:
         """Make a worker that came back healthy again, and forget its ejections and recent failures.
 
         The total counts of failures for metrics stay.
@@ -100,7 +100,7 @@ class BusySpell:
     on: bool = False
     times: int = 0  # spells one after the other, without an answer between
     until_s: float = -inf  # of this one, or the latest
-    asked_s: float = -inf  # end of the one before: since then it was asked again
+    retry_s: float = -inf  # end of the one before: since then it was asked again
 
 
 @dataclass(slots=True)
@@ -133,7 +133,9 @@ class Worker:
     joined_s: float = -inf
     spell: BusySpell = field(default_factory=BusySpell)
     silent: Silent | None = None
-    told: WorkerFacts | None = None  # its own report, if its events show another block size
+    reported_facts: WorkerFacts | None = (
+        None  # its own report, if its events show another block size
+    )
 
     def move(self, event: str) -> None:
         """Change `state` to the state that the fleet reports in `event`.
@@ -143,7 +145,7 @@ class Worker:
         self.state = WORKER_STATES[self.state, event]
 
     @property
-    def tells(self) -> bool:
+    def has_usable_events(self) -> bool:
         """True if the worker's KV events show its cache. False means that the worker has no usable
         events, so its cache is estimated.
         """
@@ -154,7 +156,7 @@ class Worker:
         """The block size in tokens that the worker reports. The worker's KV events may show another
         size.
         """
-        return (self.told or self.facts).block_size
+        return (self.reported_facts or self.facts).block_size
 
     @property
     def busy(self) -> bool:

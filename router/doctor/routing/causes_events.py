@@ -72,7 +72,11 @@ def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
 
 def events_elsewhere(facts: PoolFacts) -> RoutingVerdict | None:
     """Diagnose a router that listens at an address where this engine's events do not arrive."""
-    found = [one for one in facts.serving() if _deaf(facts, one) or _misled(facts, one)]
+    found = [
+        one
+        for one in facts.serving()
+        if _gets_no_events(facts, one) or _reads_wrong_publisher(facts, one)
+    ]
     if not found:
         return None
     first = found[0]
@@ -175,7 +179,7 @@ def refuted(facts: PoolFacts) -> RoutingVerdict | None:
     )
 
 
-def _deaf(facts: PoolFacts, one: ExaminedWorker) -> bool:
+def _gets_no_events(facts: PoolFacts, one: ExaminedWorker) -> bool:
     """Return whether a worker computed new blocks of prompts, but the router got no KV event about
     any of them.
     """
@@ -197,7 +201,7 @@ def _severed(one: ExaminedWorker) -> bool:
     return "connection" in (one.row.events_from or "")
 
 
-def _misled(facts: PoolFacts, one: ExaminedWorker) -> bool:
+def _reads_wrong_publisher(facts: PoolFacts, one: ExaminedWorker) -> bool:
     """Return whether a worker's answers contradict its KV events because the router reads the
     events from a port of another engine.
     """

@@ -32,7 +32,7 @@ from router.doctor.routing.tokens import ComparedTokens, FixedPrompt, compared_t
 from router.engines.adapter import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
-    ask,
+    fetch,
     trouble_with,
 )
 from router.engines.vllm import RENDERER, is_renderer
@@ -138,7 +138,7 @@ class RouterPages:
         be read.
         """
         with suppress(*_FAILURES):
-            reply = await ask(self._http, f"{self.url}/workers", self._timeout)
+            reply = await fetch(self._http, f"{self.url}/workers", self._timeout)
             return reply.status != 404
         return True
 
@@ -276,7 +276,7 @@ class EnginePages:
 
     async def _status(self, path: str) -> int:
         try:
-            return (await ask(self._http, self.url + path, self._timeout)).status
+            return (await fetch(self._http, self.url + path, self._timeout)).status
         except _FAILURES:
             return 0
 
@@ -288,7 +288,7 @@ class EnginePages:
         """
         method = "GET" if data is None else "POST"
         try:
-            status, body = await ask(
+            status, body = await fetch(
                 self._http, self.url + path, self._timeout, limit, method, data
             )
         except _FAILURES as error:

@@ -228,11 +228,11 @@ class _Chain:
     slices of one array, so that they are stored once. Lifetime: its session.
     """
 
-    def __init__(self, world: _World, who: Job, layers: tuple[Layer, ...], tokens: int) -> None:
-        """Begin the prompts of an agent; `who` is a job with the names that all of its
+    def __init__(self, world: _World, person: Job, layers: tuple[Layer, ...], tokens: int) -> None:
+        """Begin the prompts of an agent; `person` is a job with the names that all of its
         turns have.
         """
-        self._world, self._who = world, who
+        self._world, self._person = world, person
         self.begin(layers, tokens)
 
     def begin(self, layers: tuple[Layer, ...], tokens: int) -> None:
@@ -261,7 +261,7 @@ class _Chain:
         if following is not None:
             self.tokens = following
         return msgspec.structs.replace(
-            self._who,
+            self._person,
             at_ns=at_ns,
             prompt_tokens=tokens,
             output_tokens=answer,

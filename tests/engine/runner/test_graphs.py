@@ -78,7 +78,7 @@ def test_batches_beyond_the_limits_use_no_graph(folder: Path) -> None:
     kv = cache(model, 8, SIZE)
     said: list[str] = []
     graphs = DecodeGraphs(
-        lambda batch: model.forward(batch, kv), 3, 20, SIZE, 264, torch.float32, tell=said.append
+        lambda batch: model.forward(batch, kv), 3, 20, SIZE, 264, torch.float32, report=said.append
     )
     assert said[0].startswith("3 graphs of 1..3 decodes with up to 24 tokens each, 72 together")
     short, long = Piece([1], 23, [0, 1, 2]), Piece([1], 24, [0, 1, 2, 3])

@@ -8,14 +8,14 @@ import pytest
 
 from engine.block_pool import (
     DEFAULT_PRIORITY,
+    DEFAULT_RETENTION,
     MAX_RANGES,
-    STANDARD,
     BlockPool,
+    BlockRetention,
     InvalidRetention,
     Removed,
     Retention,
     TokenRange,
-    Worth,
 )
 from tests.engine.chains import chain_of, prompt
 from tests.engine.scheduling import SIZE, Driver, array, make, request
@@ -26,7 +26,7 @@ def retention_of(*ranges: tuple[int, int | None, int, float | None], **more: flo
     return Retention.of([TokenRange.of(*one) for one in ranges], **more)  # type: ignore[arg-type]
 
 
-def hold(pool: BlockPool, tokens: list[int], worths: list[Worth] | None) -> list[int]:
+def hold(pool: BlockPool, tokens: list[int], worths: list[BlockRetention] | None) -> list[int]:
     """Hold and publish the blocks of `tokens` with these worths; return the block ids."""
     chain = chain_of(tokens)
     hit = pool.hit(chain)
@@ -53,7 +53,7 @@ def removed(pool: BlockPool, count: int) -> list[int]:
 def test_the_lowest_priority_is_evicted_first_and_ties_by_age():
     pool = BlockPool(6, SIZE)
     for prefix, worth in ((1, 80), (2, 35), (3, 0), (4, 35), (5, 100), (6, 0)):
-        pool.release(hold(pool, prompt(prefix, 1), [Worth(worth)]))
+        pool.release(hold(pool, prompt(prefix, 1), [BlockRetention(worth)]))
     order = [chain_of(prompt(prefix, 1))[0] for prefix in (3, 6, 2, 4, 1, 5)]
     assert removed(pool, 6) == order
 
@@ -61,7 +61,13 @@ def test_the_lowest_priority_is_evicted_first_and_ties_by_age():
 def test_a_parent_is_evicted_after_its_highest_priority_child():
     pool = BlockPool(6, SIZE)
     low_trunk = prompt(1, 2)
-    pool.release(hold(pool, low_trunk + prompt(2, 1), [Worth(0), Worth(0), Worth(80)]))
+    pool.release(
+        hold(
+            pool,
+            low_trunk + prompt(2, 1),
+            [BlockRetention(0), BlockRetention(0), BlockRetention(80)],
+        )
+    )
     pool.release(hold(pool, prompt(9, 3), None))
     trunk, other = chain_of(low_trunk + prompt(2, 1)), chain_of(prompt(9, 3))
     # The child is worth more than the strangers, so its parents of no worth stay as long.
@@ -72,7 +78,13 @@ def test_a_parent_is_evicted_after_its_highest_priority_child():
 def test_children_of_lower_priority_are_evicted_before_their_trunk():
     pool = BlockPool(6, SIZE)
     trunk = prompt(1, 2)
-    pool.release(hold(pool, trunk + prompt(2, 2), [Worth(90), Worth(90), STANDARD, STANDARD]))
+    pool.release(
+        hold(
+            pool,
+            trunk + prompt(2, 2),
+            [BlockRetention(90), BlockRetention(90), DEFAULT_RETENTION, DEFAULT_RETENTION],
+        )
+    )
     pool.release(hold(pool, prompt(9, 2), None))
     branch, other = chain_of(trunk + prompt(2, 2)), chain_of(prompt(9, 2))
     assert removed(pool, 4) == [branch[3], branch[2], *other[::-1]]
@@ -82,7 +94,7 @@ def test_children_of_lower_priority_are_evicted_before_their_trunk():
 def test_a_retention_duration_starts_again_with_each_use_of_a_block():
     pool = BlockPool(2, SIZE)
     tokens, other = prompt(1, 1), prompt(2, 1)
-    pool.release(hold(pool, tokens, [Worth(80, 10.0)]))
+    pool.release(hold(pool, tokens, [BlockRetention(80, 10.0)]))
     pool.advance(9.0)
     held = hold(pool, tokens, None)
     pool.advance(100.0)  # it is in use, and its time stands still
@@ -112,7 +124,7 @@ def test_a_shared_block_has_the_highest_requested_priority(
     pool = BlockPool(2, SIZE)
     shared, other = prompt(1, 1), prompt(2, 1)
     for priority in (first, second):
-        worths = None if priority is None else [Worth(priority)]
+        worths = None if priority is None else [BlockRetention(priority)]
         pool.release(hold(pool, shared, worths))
     pool.release(hold(pool, other, None))
     assert removed(pool, 1) == chain_of(other if kept else shared)
@@ -125,7 +137,7 @@ def test_computing_a_block_again_can_raise_its_priority():
     assert first is not None
     assert second is not None
     pool.publish(first, chain, None, tokens)
-    assert pool.publish(second, chain, None, tokens, [Worth(80)]) == first
+    assert pool.publish(second, chain, None, tokens, [BlockRetention(80)]) == first
     pool.release(first)
     pool.release(first)
     pool.release(hold(pool, prompt(2, 2), None))
@@ -134,7 +146,7 @@ def test_computing_a_block_again_can_raise_its_priority():
 
 def test_the_priority_of_an_evicted_or_cleared_block_is_forgotten():
     pool = BlockPool(2, SIZE)
-    pool.release(hold(pool, prompt(1, 1), [Worth(80)]))
+    pool.release(hold(pool, prompt(1, 1), [BlockRetention(80)]))
     pool.clear()
     pool.release(hold(pool, prompt(1, 1), None))
     pool.release(hold(pool, prompt(2, 1), None))
@@ -145,7 +157,7 @@ def test_old_retention_entries_do_not_pile_up():
     pool = BlockPool(4, SIZE)
     for turn in range(2_000):
         pool.advance(float(turn))
-        pool.release(hold(pool, prompt(1, 2), [Worth(80, 1e6), Worth(70, 1e6)]))
+        pool.release(hold(pool, prompt(1, 2), [BlockRetention(80, 1e6), BlockRetention(70, 1e6)]))
     idle = pool._idle
     assert len(idle._leaves) + len(idle._ends) < 300
     check_pool(pool)
@@ -154,18 +166,18 @@ def test_old_retention_entries_do_not_pile_up():
 def test_a_block_has_the_priority_of_the_range_of_its_first_token():
     retention = retention_of((0, 6, 80, None), (8, 12, 10, 500.0), decode_priority=3)
     prompt_tokens = 4 * SIZE + 1
-    assert retention.worths(0, 6, SIZE, prompt_tokens) == [
-        Worth(80),
-        Worth(80),
-        Worth(10, 0.5),
-        STANDARD,
-        STANDARD,  # the prompt begins it, whatever ends it
-        Worth(3),
+    assert retention.block_retentions(0, 6, SIZE, prompt_tokens) == [
+        BlockRetention(80),
+        BlockRetention(80),
+        BlockRetention(10, 0.5),
+        DEFAULT_RETENTION,
+        DEFAULT_RETENTION,  # the prompt begins it, whatever ends it
+        BlockRetention(3),
     ]
-    assert retention_of((4, None, 60, None)).worths(0, 3, SIZE, 100) == [
-        STANDARD,
-        Worth(60),
-        Worth(60),
+    assert retention_of((4, None, 60, None)).block_retentions(0, 3, SIZE, 100) == [
+        DEFAULT_RETENTION,
+        BlockRetention(60),
+        BlockRetention(60),
     ]
 
 
@@ -192,7 +204,9 @@ def test_the_error_names_the_bad_retention_field(
 
 
 def test_a_duration_of_the_default_priority_has_no_effect():
-    assert retention_of((0, 4, DEFAULT_PRIORITY, 5.0)).worths(0, 1, SIZE, 8) == [STANDARD]
+    assert retention_of((0, 4, DEFAULT_PRIORITY, 5.0)).block_retentions(0, 1, SIZE, 8) == [
+        DEFAULT_RETENTION
+    ]
 
 
 def test_a_retained_trunk_survives_a_flood_of_other_requests():

@@ -52,7 +52,7 @@ def chosen(costs: Costs, mix: Mix) -> Step:
 def test_calibration_recovers_known_costs() -> None:
     told: list[tuple[int, int]] = []
     timer = Timer()
-    made = calibrate(SHAPE, timer, tell=lambda done, all_: told.append((done, all_)))
+    made = calibrate(SHAPE, timer, on_progress=lambda done, all_: told.append((done, all_)))
     assert made.costs == pytest.approx(TRUE, rel=1e-6)
     assert not made.is_wary
     assert timer.calls == 2 * SAMPLES * len(GRID)

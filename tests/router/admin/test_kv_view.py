@@ -22,7 +22,7 @@ async def worker_with_events(one: Admin) -> int:
     """Add a worker whose KV events the test itself sends; return its id."""
     _, row = await one.request("POST", "/workers", URL)
     facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=True)
-    one.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
+    one.router.dispatcher.handle_fact(WorkerChange(0.0, row["id"], "ready", facts))
     return int(row["id"])
 
 
@@ -31,8 +31,8 @@ async def test_the_view_has_all_blocks_of_a_worker_and_the_state_of_its_events()
         worker_id = await worker_with_events(one)
         assert not decode_kv_view(await view_of(one, worker_id)).known
         events = tuple(stored([n]) for n in range(3))
-        one.router.dispatcher.tell(KvEvents(0.0, worker_id, 0, events))
-        one.router.dispatcher.tell(KvEvents(0.0, worker_id, 5, (stored([9]),)))
+        one.router.dispatcher.handle_fact(KvEvents(0.0, worker_id, 0, events))
+        one.router.dispatcher.handle_fact(KvEvents(0.0, worker_id, 5, (stored([9]),)))
         view = decode_kv_view(await view_of(one, worker_id))
         worker = one.router.dispatcher.core.workers.get(worker_id)
         assert worker is not None

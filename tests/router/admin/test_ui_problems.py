@@ -84,7 +84,7 @@ async def test_a_model_with_most_workers_silent_is_in_panic() -> None:
     async with crowd(3) as one:
         for worker in (0, 1):
             now_s = one.router.dispatcher.clock()
-            one.router.dispatcher.tell(Silence(now_s, worker, 1, 2))
+            one.router.dispatcher.handle_fact(Silence(now_s, worker, 1, 2))
         told = await problems_by_kind(one)
         assert told["panic"]["rows"][0]["where"] == "m"
         assert told["silent"]["count"] == 2

@@ -66,7 +66,7 @@ def test_the_decode_leg_is_the_clients_body_with_the_kv_parameters_unchanged(
     params |= KV
     told = json.dumps(params, indent=1).encode()
     answer = b'{"choices":[{"text":" a"}],"kv_transfer_params":%b,"usage":{}}' % told
-    assert NIXL.read(answer, TRY).told == told
+    assert NIXL.read(answer, TRY).decode_data == told
     body = json.dumps(fields).encode()
     sent = NIXL.decode(body, told, TRY).body
     assert told in sent
@@ -79,7 +79,7 @@ def test_the_decode_leg_is_the_clients_body_with_the_kv_parameters_unchanged(
     [b"{}", b'{"kv_transfer_params":null}', b'{"kv_transfer_params":[1]}', b"no JSON", b""],
 )
 def test_without_kv_parameters_the_decode_leg_is_the_clients_body(answer: bytes) -> None:
-    assert NIXL.read(answer, TRY).told is None
+    assert NIXL.read(answer, TRY).decode_data is None
     assert NIXL.decode(b'{"prompt":"a"}', None, TRY).body == b'{"prompt":"a"}'
 
 
@@ -87,7 +87,7 @@ def test_without_kv_parameters_the_decode_leg_is_the_clients_body(answer: bytes)
 def test_kv_parameters_without_a_required_field_are_ignored(name: str) -> None:
     for lacking in (KV | {name: None}, {key: KV[key] for key in KV if key != name}):
         answer = json.dumps({PARAMS: lacking}).encode()
-        assert NIXL.read(answer, TRY).told is None
+        assert NIXL.read(answer, TRY).decode_data is None
 
 
 @pytest.mark.parametrize("name", TRANSFER_FIELDS)
@@ -187,7 +187,7 @@ def test_trtllm_context_and_generation_legs_have_the_expected_fields(
     ask = {"request_type": "context_only", "disagg_request_id": number, "schedule_style": 0}
     changed = {"stream": False, "stream_options": None, "disaggregated_params": ask}
     assert json.loads(TRT.prefill(body, of).body) == fields | changed
-    told = TRT.read(CONTEXT % (b'"length"', STATE % number), of).told
+    told = TRT.read(CONTEXT % (b'"length"', STATE % number), of).decode_data
     leg = TRT.decode(body, told, of)
     sent = json.loads(leg.body)
     params = sent.pop("disaggregated_params")

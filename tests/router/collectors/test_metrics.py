@@ -43,7 +43,7 @@ async def router_with_workers(workers: int = 1) -> AsyncIterator[Router]:
 def join_worker(router: Router, port: int = 9) -> int:
     member = router.fleet.add(parse_worker_spec(f"http://127.0.0.1:{port}"))
     facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
-    router.dispatcher.tell(WorkerChange(0.0, member.worker_id, "ready", facts))
+    router.dispatcher.handle_fact(WorkerChange(0.0, member.worker_id, "ready", facts))
     return member.worker_id
 
 
@@ -149,7 +149,7 @@ async def test_the_series_of_a_removed_worker_are_removed() -> None:
 
 async def test_kv_events_are_counted_by_kind() -> None:
     async with router_with_workers() as router:
-        router.dispatcher.tell(KvEvents(0.0, 0, 0, (stored([1, 2]),)))
+        router.dispatcher.handle_fact(KvEvents(0.0, 0, 0, (stored([1, 2]),)))
         events = samples(router)["warmroute_kv_events_total"]
         assert events[("kind", "stored_blocks"), ("worker", "0")] == 2
         assert events[("kind", "skipped_events"), ("worker", "0")] == 0

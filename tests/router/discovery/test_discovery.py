@@ -241,10 +241,10 @@ async def test_two_sources_with_different_options_for_a_worker_are_logged(caplog
 async def test_waiting_for_first_reports_ends_at_its_timeout_or_with_the_last_report() -> None:
     async with world("file:x", "file:z") as one:
         one.source("file:x").report_workers(A)
-        await one.discovery.heard(0.05)
+        await one.discovery.wait_until_reported(0.05)
         assert one.worker_names() == [A]
         one.source("file:z").report_workers(B)
-        await one.discovery.heard(30.0)
+        await one.discovery.wait_until_reported(30.0)
         assert one.worker_names() == [A, B]
 
 
@@ -260,7 +260,7 @@ async def test_a_new_process_starts_with_the_workers_found_before() -> None:
             after.start([], ["file:x", "file:z"], [*found, ("file:x", "ftp:"), ("dns:gone:1", B)])
             told["file:x"].report_failure("torn")
             told["file:z"].report_workers(C)
-            await after.heard(30.0)
+            await after.wait_until_reported(30.0)
             assert {m.spec.name: m.named.by for m in manager.members.values()} == {
                 A: "file:x",
                 C: "file:z",

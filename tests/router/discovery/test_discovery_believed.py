@@ -73,7 +73,7 @@ def test_a_source_that_never_had_workers_is_not_in_trouble() -> None:
     one = SourceTrust()
     one.update(Report(()), 0.0)
     assert present_names(one, 0.0) == []
-    assert (one.heard, one.trouble, one.moves) == (True, "", False)
+    assert (one.has_reported, one.trouble, one.moves) == (True, "", False)
 
 
 def test_a_flapping_worker_is_kept_longer_after_each_flap() -> None:

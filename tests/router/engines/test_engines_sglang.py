@@ -32,8 +32,8 @@ async def test_the_models_revision_is_not_part_of_the_engines_version(path: str)
     """
     info = {**INFO, "version": "0.5.6", "revision": "main"}
     one = await recognized({"/v1/models": MODELS, path: info})
-    assert one.told == EngineVersion("0.5.6", None, path)
-    assert version_in(json.dumps(info).encode(), path) == one.told
+    assert one.reported_version == EngineVersion("0.5.6", None, path)
+    assert version_in(json.dumps(info).encode(), path) == one.reported_version
     assert version_in(b'{"version": "1", "revision": "v2"}', "/version").revision == "v2"
 
 

@@ -109,13 +109,13 @@ class Recovery:
         self._missed = Resynchronizer(
             self, self._teller, lambda: caches.wants_snapshot(0), self._pause
         )
-        self._missed.ask(caches.first_question(0))
+        self._missed.request_from(caches.first_question(0))
         self._task = asyncio.create_task(self._missed.run())
 
     def _tell(self, fact: FeedFact) -> None:
         for action in take(self.world.core, fact):
             assert isinstance(action, RouterResync)
-            self._missed.ask(action.from_seq)
+            self._missed.request_from(action.from_seq)
 
     async def stop(self) -> None:
         """Stop the requesting task; messages that are on their way are lost."""
@@ -198,7 +198,7 @@ class Recovery:
         """Break the connection and restore it; messages that are on their way are lost."""
         self.on_the_way.clear()
         self._missed.note_absence()
-        self._missed.ask_after_absence()
+        self._missed.request_after_reconnect()
 
     async def restart_unseen(self) -> None:
         """Restart the publisher; the router notices only a broken connection."""

@@ -332,7 +332,7 @@ def test_the_rate_of_requests_never_exceeds_slow_start(
     for step_s in steps:
         now_s += step_s
         for _ in range(pace.room(per_s, workers, now_s)):
-            pace.went()
+            pace.count_request()
             went[math.floor(now_s - 7.0)] += 1
     assert all(count <= per_s * workers * (second + 1) for second, count in went.items())
 

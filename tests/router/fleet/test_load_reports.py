@@ -78,7 +78,7 @@ async def test_an_invalid_gzip_load_report_is_logged_once(caplog: pytest.LogCapt
 def test_a_single_late_load_report_is_not_an_error() -> None:
     seen = SeenFigures(0, "w")
     seen.failed(TimeoutError(), "http://w/metrics", 2.0)
-    seen.came()
+    seen.note_readable_report()
     seen.failed(TimeoutError(), "http://w/metrics", 2.0)
     assert seen.trouble == ""
     seen.failed(TimeoutError(), "http://w/metrics", 2.0)

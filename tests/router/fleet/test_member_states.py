@@ -103,7 +103,7 @@ class RandomLife:
                 member.amend(member.recognized)
             elif kind == 3:
                 task.cancel()
-                member.begin_anew(member.spec)
+                member.recognize_again_with(member.spec)
                 await asyncio.wait([task])
                 task = asyncio.create_task(member.run())
             if member.answers:

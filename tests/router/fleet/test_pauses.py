@@ -38,11 +38,11 @@ async def test_a_probe_during_a_long_pause_of_the_router_is_invalid(
     pauses = Pauses(clock)
     began_s = clock()
     await sleep_with_pause(pauses, clock, 0.001, 0.001)
-    assert not pauses.spoiled(began_s, limit_s)
+    assert not pauses.overlaps_probe(began_s, limit_s)
     await sleep_with_pause(pauses, clock, 0.001, 0.001 + pause_s)
-    assert pauses.spoiled(began_s, limit_s) == spoiled
+    assert pauses.overlaps_probe(began_s, limit_s) == spoiled
     clock.now_s += 0.001
-    assert not pauses.spoiled(clock(), limit_s)  # one that begins after it
+    assert not pauses.overlaps_probe(clock(), limit_s)  # one that begins after it
     assert pauses.total_s == pytest.approx(pause_s if pause_s >= 0.05 else 0.0)
 
 
@@ -53,6 +53,6 @@ async def test_a_pause_counts_before_the_prolonged_sleep_has_ended() -> None:
     task = asyncio.create_task(pauses.sleep(0.001))
     await asyncio.sleep(0)
     clock.now_s += 8.0
-    assert pauses.spoiled(began_s, 2.0)
+    assert pauses.overlaps_probe(began_s, 2.0)
     await task
-    assert not pauses.spoiled(clock(), 2.0)
+    assert not pauses.overlaps_probe(clock(), 2.0)

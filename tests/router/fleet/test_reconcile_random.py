@@ -99,7 +99,7 @@ def _step(fleet: FleetManager, oracle: ExpectedFleet, what: str, value: object) 
     elif what == "sweep":
         fleet.sweep(lambda worker_id: worker_id % 2)
     else:
-        fleet.forgive()
+        fleet.allow_removed_workers()
         oracle.dismissed.clear()
 
 

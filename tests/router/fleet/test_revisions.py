@@ -144,7 +144,7 @@ async def test_a_request_waits_less_for_a_version_than_a_probe(
         limits.append(limit_s)
         raise TimeoutError
 
-    monkeypatch.setattr("router.fleet.member.ask_quickly", hangs)
+    monkeypatch.setattr("router.fleet.member.get_by_relay", hangs)
     async with (
         engine(TOLD, []) as url,
         fleet_of(f"{url},group=g,events=none", probe_s=5.0) as (fleet, _),

@@ -323,7 +323,7 @@ async def test_a_pool_with_one_role_missing_is_not_ready_and_gives_the_reason() 
     serve alone; a second model that is served makes the router ready.
     """
     async with admin() as one:
-        tell = one.router.dispatcher.tell
+        tell = one.router.dispatcher.handle_fact
 
         def join(number: int, facts: WorkerFacts) -> None:
             tell(WorkerChange(0.0, number, "ready", facts))
@@ -334,7 +334,7 @@ async def test_a_pool_with_one_role_missing_is_not_ready_and_gives_the_reason() 
         assert status == 503
         assert shown["reasons"][0].startswith(why)
         assert "nobody of the group 'g' decodes" in shown["halves_missing"]["m"][0]
-        one.router.service.tell_halves()
+        one.router.service.log_unusable_roles()
         join(101, replace(facts_of("both", None, True), models=("other",)))
         assert (await one.request("GET", "/ready"))[0] == 200
         status, shown = await one.request("GET", "/ready?model=m")
@@ -349,13 +349,13 @@ async def test_a_pool_with_one_role_missing_is_not_ready_and_gives_the_reason() 
 async def test_missing_roles_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with admin() as one:
-        tell, service = one.router.dispatcher.tell, one.router.service
+        tell, service = one.router.dispatcher.handle_fact, one.router.service
         tell(WorkerChange(0.0, 100, "ready", facts_of("prefill", "g", False)))
         for _ in range(3):
-            service.tell_halves()
+            service.log_unusable_roles()
         assert caplog.text.count("nobody of the group 'g' decodes") == 1
         tell(WorkerChange(0.0, 101, "ready", facts_of("decode", "g", False)))
-        service.tell_halves()
+        service.log_unusable_roles()
         assert "no longer so: model 'm': nobody of the group 'g' decodes" in caplog.text
 
 
@@ -371,6 +371,6 @@ async def test_a_restarted_engine_has_the_role_of_its_command_line() -> None:
         cases = (first, "prefill", "prefill"), (second, "both", "decode")
         for member, own, role in cases:
             assert member.recognized is not None
-            said = member._as_it_says(replace(member.recognized, own_role=own))
+            said = member._with_changed_role(replace(member.recognized, own_role=own))
             assert (said.facts.role, member.spec.role) == (role, role)
         assert (first.turned, second.turned) == (None, "decode")

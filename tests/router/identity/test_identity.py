@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvkernels import plain_head
-from policies.facts import UNIDENTIFIED, Identity, whose
+from policies.facts import UNIDENTIFIED, Identity, user_id_of
 from router.body.scan import AGENT_FIELDS
 from router.http.errors import ClientError
 from router.http.parser import Fields
 from router.identity.families import CLIENTS, ROUTER_IDS, families_of
-from router.identity.identity import IdentityReader, Said
+from router.identity.identity import ClientIdentity, IdentityReader
 from router.identity.ids import MAX_ID_CHARS
 
 READER = IdentityReader("x-session-id")
@@ -30,7 +30,7 @@ def head(headers: Mapping[str, str]) -> bytes:
 
 def read_sender(
     headers: Mapping[str, str] | None = None, reader: IdentityReader = READER, **fields: Any
-) -> Said:
+) -> ClientIdentity:
     """Return what the reader finds about a request's sender; both parsers of heads must agree."""
     text = head(headers or {})
     session_id = fields.pop("session_id", None)
@@ -45,14 +45,14 @@ def read_sender(
 
 
 def test_a_request_without_any_id_is_unidentified() -> None:
-    assert read_sender({"content-type": "application/json", "x-other": "1"}) == Said(None)
+    assert read_sender({"content-type": "application/json", "x-other": "1"}) == ClientIdentity(None)
     assert read_sender().identity is UNIDENTIFIED
 
 
 def test_the_operators_session_header_overrides_session_id() -> None:
-    assert read_sender({"X-Session-Id": "ann"}) == Said("ann")
-    assert read_sender(session_id="ben") == Said("ben")
-    assert read_sender({"X-Session-Id": "ann"}, session_id="ben") == Said("ann")
+    assert read_sender({"X-Session-Id": "ann"}) == ClientIdentity("ann")
+    assert read_sender(session_id="ben") == ClientIdentity("ben")
+    assert read_sender({"X-Session-Id": "ann"}, session_id="ben") == ClientIdentity("ann")
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_a_header_marks_the_last_request_of_a_session() -> None:
 def test_sub_agents_belong_to_the_same_conversation_as_their_parent() -> None:
     main = read_sender({"x-claude-code-session-id": S})
     child = read_sender({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"})
-    assert main.whose == child.whose == S
-    assert read_sender(prompt_cache_key="k", user="u").whose == "k"
-    assert read_sender(user="everybody").whose is None
-    assert whose("s", UNIDENTIFIED) == "s"
+    assert main.user_id == child.user_id == S
+    assert read_sender(prompt_cache_key="k", user="u").user_id == "k"
+    assert read_sender(user="everybody").user_id is None
+    assert user_id_of("s", UNIDENTIFIED) == "s"
 
 
 @pytest.mark.parametrize("bad", ["", "x" * (MAX_ID_CHARS + 1), "a\tb", "\udcff", "\u0007"])
 def test_invalid_ids_are_ignored(bad: str) -> None:
     found = READER.read(Names({"x-claude-code-session-id": bad}), None, {"user": bad})
-    assert found == Said(None)
+    assert found == ClientIdentity(None)
 
 
 class Names:
@@ -213,15 +213,15 @@ def test_fields_of_wrong_types_are_ignored(name: str, value: Any) -> None:
 
 
 def test_a_too_long_field_is_ignored() -> None:
-    assert read_sender(metadata={"session_id": "s", "more": "x" * 16_384}) == Said(None)
+    assert read_sender(metadata={"session_id": "s", "more": "x" * 16_384}) == ClientIdentity(None)
 
 
 def test_only_the_operators_ids_are_read_if_client_ids_are_off() -> None:
     reader = IdentityReader("x-session-id", (), clients=False)
-    assert read_sender({"x-claude-code-session-id": S}, reader) == Said(None)
-    assert read_sender({"x-session-id": "a"}, reader) == Said("a")
+    assert read_sender({"x-claude-code-session-id": S}, reader) == ClientIdentity(None)
+    assert read_sender({"x-session-id": "a"}, reader) == ClientIdentity("a")
     found = read_sender(None, reader, metadata={"session_id": "m"}, user="u", nvext={"priority": 1})
-    assert found == Said(None, Identity(user="u"))
+    assert found == ClientIdentity(None, Identity(user="u"))
 
 
 def test_an_operator_can_add_a_family_of_headers() -> None:
@@ -300,7 +300,7 @@ def test_ids_shared_between_routers_are_keyed_digests() -> None:
     main = read_sender({"x-claude-code-session-id": S}, readers[0])
     child = read_sender({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"}, readers[0])
     assert child.identity.parent == child.identity.group == main.session
-    assert read_sender(None, readers[0]) == Said(None)
+    assert read_sender(None, readers[0]) == ClientIdentity(None)
 
 
 @pytest.mark.parametrize("secret", [None, "one"])

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from policies.facts import Arrival, whose
+from policies.facts import Arrival, user_id_of
 from router.body.paths import PATHS
 from router.body.scan import ScanLimits
 from router.core.sessions.sessions import Sessions, TrackedRequest
 from router.http.parser import Fields
-from router.identity.identity import IdentityReader, Said
+from router.identity.identity import ClientIdentity, IdentityReader
 from tests.router.core.sessions.session_history import SLOTS, columns
 from tests.router.request.prompt_support import reader_of
 
@@ -37,7 +37,7 @@ class Recorded:
     """One recorded request, who really sent it, and what the router reads."""
 
     entry: dict[str, Any]
-    said: Said
+    said: ClientIdentity
     arrival: Arrival
 
     @property
@@ -133,7 +133,7 @@ async def test_agents_of_one_user_form_a_group_with_parents(entries: list[dict[s
     groups: dict[int, set[str | None]] = {}
     for one in read_:
         groups.setdefault(one.entry["session"], set()).add(
-            whose(one.said.session, one.said.identity)
+            user_id_of(one.said.session, one.said.identity)
         )
         if one.parent in names:
             assert one.said.identity.parent == names[one.parent]

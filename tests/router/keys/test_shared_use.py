@@ -24,7 +24,7 @@ class KeyAtReplica:
 
     def receive_uses(self, other: KeyAtReplica, again: bool = False) -> None:
         uses = other.uses.all() if again else other.uses.changed()
-        self.uses.heard("other", uses, again, 0.0)
+        self.uses.on_peer_usage("other", uses, again, 0.0)
 
 
 def test_requests_at_one_replica_use_up_the_limit_at_the_other() -> None:
@@ -56,8 +56,8 @@ def test_requests_of_a_lost_replica_no_longer_count_as_inflight() -> None:
     theirs.allowance.begin(0.0)
     ours.receive_uses(theirs)
     assert ours.allowance.begin(0.0) is not None
-    ours.uses.gone("other", 0.0)
-    ours.uses.gone("other", 0.0)
+    ours.uses.drop_peer("other", 0.0)
+    ours.uses.drop_peer("other", 0.0)
     assert ours.allowance.begin(0.0) is None
 
 
@@ -84,7 +84,7 @@ def test_totals_correct_lost_and_repeated_messages(steps: list[tuple[int, str]])
         theirs.allowance.settle(0.0, tokens)
         uses = theirs.uses.all() if fate == "again" else theirs.uses.changed()
         for _ in range({"lost": 0, "twice": 2}.get(fate, 1)):
-            ours.uses.heard("other", uses, fate == "again", 0.0)
+            ours.uses.on_peer_usage("other", uses, fate == "again", 0.0)
     theirs.allowance.settle(0.0, 0)
     ours.receive_uses(theirs)
     assert ours.allowance.headers(0.0) == theirs.allowance.headers(0.0)

@@ -33,9 +33,9 @@ from router.kserve.messages import (
     RPCS,
     STATUS_OF,
     answer_usage,
-    asked,
     grpc_answer,
     has_outputs,
+    http_request_of,
     http_status,
     infer_content,
     model_of,
@@ -518,7 +518,7 @@ def test_http_refusals_and_failures_become_errors() -> None:
 def test_grpc_calls_become_http_requests(rpc: str, request_: Any, wanted: Any) -> None:
     kind = getattr(oracle, f"{rpc}Request")
     message = kind() if request_ is None else kind(name=request_[0], version=request_[1])
-    assert asked(rpc, message.SerializeToString()) == wanted
+    assert http_request_of(rpc, message.SerializeToString()) == wanted
     if request_ is not None:
         named = (request_[0], request_[1] or None)
         assert model_of(rpc, message.SerializeToString()) == named
@@ -527,22 +527,22 @@ def test_grpc_calls_become_http_requests(rpc: str, request_: Any, wanted: Any) -
 def test_the_repository_index_becomes_an_http_request() -> None:
     request = oracle.RepositoryIndexRequest(ready=True)
     path = "/v2/repository/index"
-    assert asked("RepositoryIndex", request.SerializeToString()) == (
+    assert http_request_of("RepositoryIndex", request.SerializeToString()) == (
         "POST",
         path,
         b'{"ready":true}',
     )
-    assert asked("RepositoryIndex", b"") == ("POST", path, b"{}")
+    assert http_request_of("RepositoryIndex", b"") == ("POST", path, b"{}")
     request = oracle.RepositoryIndexRequest(repository_name="r")
     with pytest.raises(ClientError, match="specification is not supported") as refused:
-        asked("RepositoryIndex", request.SerializeToString())
+        http_request_of("RepositoryIndex", request.SerializeToString())
     assert STATUS_OF[refused.value.status] == STATUS_OF[501]
 
 
 def test_each_call_maps_to_a_kserve_path() -> None:
     for rpc, how in RPCS.items():
         if how == "asked" and rpc != "ModelMetadata":
-            assert is_kserve(asked(rpc, b"")[1])
+            assert is_kserve(http_request_of(rpc, b"")[1])
     assert [rpc for rpc, how in RPCS.items() if how == "passed_on"] == ["ModelConfig"]
 
 
@@ -558,10 +558,10 @@ def test_calls_with_invalid_names_or_versions_are_refused() -> None:
     ):
         message = oracle.ModelMetadataRequest(**fields).SerializeToString()
         with pytest.raises(ClientError, match=why):
-            asked("ModelMetadata", message)
+            http_request_of("ModelMetadata", message)
     with pytest.raises(ClientError, match="no ModelReadyRequest"):
-        asked("ModelReady", b"\x0a\x05m")
-    assert asked("ModelReady", b"") == ("GET", "/v2/models//ready", b"")
+        http_request_of("ModelReady", b"\x0a\x05m")
+    assert http_request_of("ModelReady", b"") == ("GET", "/v2/models//ready", b"")
 
 
 def sound_messages() -> list[bytes]:
@@ -626,7 +626,7 @@ def test_mutated_messages_are_read_or_refused() -> None:
             assert 0 < len(target.model) <= MAX_KEY_CHARS
             understood += 1
         for rpc in ("ModelReady", "ModelStatistics", "RepositoryIndex"):
-            call = outcome(asked, rpc, message[:40])
+            call = outcome(http_request_of, rpc, message[:40])
             assert (
                 call.status in (400, 404, 405)
                 if isinstance(call, ClientError)

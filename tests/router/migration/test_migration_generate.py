@@ -47,8 +47,8 @@ def test_a_moved_stream_equals_the_stream_of_one_worker(
     out, lost = b"", 0
     for number in range(len(deaths) + 1):
         journal.begin(FORMS["sglang"])
-        begun = len(journal.said)
-        prompt, left = [*PROMPT, *journal.said], total
+        begun = len(journal.answer_ids)
+        prompt, left = [*PROMPT, *journal.answer_ids], total
         if begun:
             left = tokens_left(plan, FORMS["sglang"], len(PROMPT), begun, None) or 0
             asked = json.loads(rest_of(plan, prompt, begun, left))
@@ -68,7 +68,7 @@ def test_a_moved_stream_equals_the_stream_of_one_worker(
             out += journal.closing()
             break
         journal.seam()
-        if not journal.said:  # the client has seen nothing of it: this is a retry
+        if not journal.answer_ids:  # the client has seen nothing of it: this is a retry
             out, lost = b"", number + 1
             journal.close()
             journal = journal_of(plan, room)
@@ -108,14 +108,14 @@ def test_a_worker_with_another_stream_mode_is_replaced_by_the_next(mode: Mode, o
     journal.seam()
     assert not journal.unfit
     journal.begin(FORMS["sglang"])
-    begun = len(journal.said)
-    out += journal.feed(b"".join(stream(other, "b", [*PROMPT, *journal.said], 30 - begun)))
+    begun = len(journal.answer_ids)
+    out += journal.feed(b"".join(stream(other, "b", [*PROMPT, *journal.answer_ids], 30 - begun)))
     assert journal.failure is not None
     assert journal.failure.kind == "busy"
     journal.seam()
     journal.begin(FORMS["sglang"])
-    kept = len(journal.said)
-    out += journal.feed(b"".join(stream(mode, "c", [*PROMPT, *journal.said], 30 - kept)))
+    kept = len(journal.answer_ids)
+    out += journal.feed(b"".join(stream(mode, "c", [*PROMPT, *journal.answer_ids], 30 - kept)))
     tokens = continuation(PROMPT, 30, VOCAB)
     assert parsed_stream(out, mode)[:2] == ("".join(texts(tokens, last=True)), tokens)
 

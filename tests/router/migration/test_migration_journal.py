@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from router.migration.journal import Journal, Room
 from router.migration.plan import (
     Plan,
-    asking_for_ids,
     plan_of,
     rest_of,
     tokens_left,
+    with_return_token_ids,
 )
 from tests.effort import examples
 from tests.router.migration.migration_engines import Engine
@@ -57,14 +57,14 @@ class Relay:
         self.engines += 1
         form = FORMS[self.kind]
         journal.begin(form)
-        said = len(journal.said)
+        said = len(journal.answer_ids)
         if not said:
-            body = json.loads(asking_for_ids(json.dumps(self.body).encode(), self.plan))
+            body = json.loads(with_return_token_ids(json.dumps(self.body).encode(), self.plan))
             return b"".join(engine.stream(body, PROMPT, total))
         left = tokens_left(self.plan, form, journal.prompt_tokens, said, None)
         assert left == total - said
         assert left is not None
-        ids = [*journal.prompt, *journal.said]
+        ids = [*journal.prompt, *journal.answer_ids]
         body = json.loads(rest_of(self.plan, ids, said, left))
         assert body["prompt"] == ids
         assert body["max_tokens"] == left
@@ -152,7 +152,7 @@ def test_an_unmoved_stream_keeps_its_comments_and_unknown_fields() -> None:
     relay.feed(b": ping\r\n\r\n" + first + b"\n\n" + event, [3, 12, 13, 50])
     cleaned = event.replace(b',"token_ids":[7]', b"")
     assert relay.out == b": ping\r\n\r\n" + cleaned + b"\n\n" + cleaned
-    assert list(relay.journal.said) == [7, 7]
+    assert list(relay.journal.answer_ids) == [7, 7]
     assert list(relay.journal.prompt) == [1, 2]
 
 

@@ -76,7 +76,7 @@ class Both:
             return
         assert native.failure == str(python.failure or "")
         assert native.prompt == python.prompt.tobytes()
-        assert native.said == python.said.tobytes()
+        assert native.said == python.answer_ids.tobytes()
         assert self.native_room.taken == self.python_room.taken
         assert native.prefix == python._prefix
         ours = (native.finished, native.complete, native.miscounted, native.prompt_tokens)

@@ -15,11 +15,11 @@ from router.migration.journal import Room
 from router.migration.plan import (
     COMPLETION_TOKENS,
     Plan,
-    asking_for_ids,
     plan_of,
     rest_of,
     to_completions,
     tokens_left,
+    with_return_token_ids,
 )
 from tests.router.migration.migration_support import FORMS
 
@@ -132,7 +132,7 @@ def test_the_request_for_token_ids_adds_one_field_and_changes_no_other() -> None
     body = b' { "prompt" : "x",\n"stream":true, "odd": 1e2}'
     found = plan_of(body, COMPLETIONS, None)
     assert isinstance(found, Plan)
-    assert asking_for_ids(body, found) == body.replace(b"{", b'{"return_token_ids":true,')
+    assert with_return_token_ids(body, found) == body.replace(b"{", b'{"return_token_ids":true,')
 
 
 @pytest.mark.parametrize("given", [False, None])
@@ -141,7 +141,7 @@ def test_token_ids_are_requested_even_if_the_client_declines_them(given: bool | 
     found = plan_of(body, COMPLETIONS, None)
     assert isinstance(found, Plan)
     assert not found.shows_ids
-    asked = json.loads(asking_for_ids(body, found))
+    asked = json.loads(with_return_token_ids(body, found))
     assert asked == {"prompt": "x", "return_token_ids": True, "odd": [1]}
 
 

@@ -66,9 +66,9 @@ def test_a_duplex_body_is_returned_in_its_pieces_after_the_choice() -> None:
     exchange = started_exchange()
     assert exchange.feed(message("request_body", body=b"ab")) == []
     assert exchange.feed(message("request_body", body=b"cd")) == []
-    assert not exchange.asks
+    assert not exchange.needs_decision
     assert exchange.feed(message("request_body", end_of_stream=True)) == []
-    assert exchange.asks
+    assert exchange.needs_decision
     assert exchange.body == b"abcd"
     head, *pieces = read(exchange.place(AT))
     common = head.request_headers.response
@@ -122,17 +122,17 @@ def test_headers_before_a_buffered_body_are_answered_immediately(mode: Mode) -> 
     exchange = PickerExchange(LIMIT)
     said = exchange.feed(message("request_headers", modes=(mode, 0)))
     assert arms(said) == ["request_headers"]
-    assert not exchange.asks
+    assert not exchange.needs_decision
     cut = mode is Mode.BUFFERED_PARTIAL
     exchange.feed(message("request_body", body=b"{", end_of_stream=not cut))
-    assert (exchange.asks, exchange.blind) == (True, cut)
+    assert (exchange.needs_decision, exchange.blind) == (True, cut)
     assert exchange.body == (b"" if cut else b"{")
 
 
 @pytest.mark.parametrize("mode", [Mode.NONE, Mode.STREAMED])
 def test_a_request_without_its_body_is_placed_by_its_headers(mode: Mode) -> None:
     exchange = started_exchange((mode, 0))
-    assert exchange.asks
+    assert exchange.needs_decision
     assert exchange.blind
     if mode is Mode.STREAMED:
         assert exchange.feed(message("request_body", body=b"early")) == []
@@ -275,14 +275,14 @@ def test_an_unknown_field_is_ignored() -> None:
     exchange = PickerExchange(LIMIT)
     assert exchange.feed(b"\xa2\x06\x03abc") == []  # field 100
     exchange.feed(message("request_headers", end_of_stream=True))
-    assert exchange.asks
+    assert exchange.needs_decision
 
 
 def test_a_response_of_the_proxy_itself_before_the_body_passes() -> None:
     exchange = started_exchange((Mode.BUFFERED, Mode.NONE))
     said = exchange.feed(message("response_headers", status="413", end_of_stream=True))
     assert arms(said) == ["response_headers"]
-    assert (exchange.asks, exchange.over) == (False, True)
+    assert (exchange.needs_decision, exchange.over) == (False, True)
 
 
 # --- any data plane that keeps the rules, and any that does not -----------------------------------
@@ -338,7 +338,7 @@ class Envoy:
         assert not self.exchange.refused
 
     def placed(self) -> list[Any]:
-        assert self.exchange.asks
+        assert self.exchange.needs_decision
         said = read(self.exchange.place(Destination("a:1", body=self.plan.changed)))
         for one in said:
             for arm in ("request_headers", "request_body"):
@@ -447,9 +447,9 @@ def test_messages_in_any_order_are_answered_or_refused_once(
     steps = [("request_headers", False), *steps] if sound else steps
     for number, (step, end) in enumerate(steps):
         if step == "place":
-            said = exchange.place(AT) if exchange.asks else []
+            said = exchange.place(AT) if exchange.needs_decision else []
         elif step == "refuse":
-            said = exchange.refuse(503, (), b"{}", "full") if exchange.asks else []
+            said = exchange.refuse(503, (), b"{}", "full") if exchange.needs_decision else []
         elif step == "garbage":
             said = exchange.feed(b"\xff" * 3)
         else:
@@ -468,7 +468,7 @@ def test_messages_in_any_order_are_answered_or_refused_once(
         for arm in ARMS:
             assert answered[arm] <= fed[arm]
     assert bool(answered["immediate_response"]) <= bool(exchange.refused)
-    assert not (exchange.asks and exchange.refused)
+    assert not (exchange.needs_decision and exchange.refused)
     if exchange.reply is not None and not exchange.refused:
         assert answered["response_headers"] == 1
 
@@ -485,5 +485,5 @@ def test_any_bytes_are_answered_without_an_exception(
         for one in read(exchange.feed(data)):
             if one.WhichOneof("response") == "immediate_response":
                 assert json.loads(one.immediate_response.body)["error"]["code"] in CODES
-        if exchange.asks:
+        if exchange.needs_decision:
             exchange.place(AT)

@@ -52,7 +52,7 @@ class RecordedDispatcher:
         self.dispatcher._do = lambda action: None  # type: ignore[method-assign]
 
     def tell(self, fact: Fact) -> None:
-        self.dispatcher.tell(fact)
+        self.dispatcher.handle_fact(fact)
 
     def join(self, worker_id: int, **fields: Any) -> None:
         known = {"name": f"w{worker_id}", "models": ("m",), "block_size": BLOCK} | fields

@@ -89,7 +89,7 @@ class Sharer:
         event feed does.
         """
         if self.claim.reads and not self.reads:
-            self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
+            self.claim.report_fact(ReplayEnd(self.timers.now_s, 0, answered=False))
         self.reads = self.claim.reads
 
     def read(self, engine: Engine) -> None:
@@ -99,10 +99,10 @@ class Sharer:
             if not self.claim.reads:
                 return  # reading ended with the first gap; later events of this poll are lost
             events = WireEvents(EventBatch(payload), "m", len(payload), payload)
-            self.claim.tell(KvEvents(self.timers.now_s, 0, number, events, "live"))
+            self.claim.report_fact(KvEvents(self.timers.now_s, 0, number, events, "live"))
             if self.gap:
                 self.gap = False
-                self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
+                self.claim.report_fact(ReplayEnd(self.timers.now_s, 0, answered=False))
 
     def renew_lease(self, server: Server) -> None:
         asked, commands = self.leases.commands()
@@ -141,7 +141,7 @@ class KvReplicas(Replicas):
         timers = Timers()
         timers.now_s = self.now_s
         leases = Leases(Keys("f"), replica.name, LEASE_S, lambda: timers.now_s, timers.call_at)
-        replica.sharing.kv.stand(leases, LEASE_S)
+        replica.sharing.kv.set_leases(leases, LEASE_S)
         claim = replica.sharing.kv.claim(0, ADDRESS)
         sharer = self.sharers[replica.name] = Sharer(replica, claim, leases, timers)
         done = replica.done

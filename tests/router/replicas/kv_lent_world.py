@@ -55,7 +55,7 @@ class Subscriber:
     def request_copy(self) -> None:
         if self.loan is None and self.replica.sharing.connected:
             name = self.replica.world.core.workers.get(0).facts.name
-            self.loan = self.replica.sharing.kv.borrower.want(name, self.on_copy)
+            self.loan = self.replica.sharing.kv.borrower.request(name, self.on_copy)
         elif self.loan is None:
             self.on_copy(None)
 
@@ -63,7 +63,9 @@ class Subscriber:
         self.loan = None
         if copy is None or self.kv.exact:
             self.give_up()
-        elif self.may_be_outdated(copy) or not self.kv.goes_on_from(copy.next_seq, copy.digest):
+        elif self.may_be_outdated(copy) or not self.kv.can_continue_from(
+            copy.next_seq, copy.digest
+        ):
             self.tries += 1
             if self.tries < 3:
                 self.request_copy()

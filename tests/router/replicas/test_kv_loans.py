@@ -27,7 +27,7 @@ class CopyRequester:
         self.borrower = SnapshotBorrower(lambda: None)
         self.borrower.present(peers)
         self.got: list[CacheSnapshot | None] = []
-        self.loan = self.borrower.want("w", self.got.append)
+        self.loan = self.borrower.request("w", self.got.append)
 
     def requested_peers(self, now_s: float) -> list[str]:
         said = self.borrower.fetch(now_s, ROOM)
@@ -40,7 +40,7 @@ def test_peers_are_tried_in_turn_until_none_is_left() -> None:
     first = requester.requested_peers(0.0)
     assert requester.requested_peers(0.1) == []
     assert requester.requested_peers(0.6) == first, "it may not have heard us yet"
-    requester.borrower.hear(first[0], KvNone("w"), 0.7)
+    requester.borrower.on_message(first[0], KvNone("w"), 0.7)
     second = requester.requested_peers(0.7)
     (third,) = requester.requested_peers(3.0)  # of the second nothing came
     assert sorted([*first, *second, third]) == ["a@1", "b@1", "c@1"]
@@ -53,7 +53,7 @@ def test_only_complete_copies_from_the_requested_peer_are_used() -> None:
     requester = CopyRequester("a@1", "b@1")
     (peer,) = requester.requested_peers(0.0)
     other = "b@1" if peer == "a@1" else "a@1"
-    hear = requester.borrower.hear
+    hear = requester.borrower.on_message
     hear(other, piece(0, 1, b"not asked"), 0.1)
     hear(peer, piece(1, 3, b"late"), 0.1)
     hear(peer, piece(0, 3, b"one,"), 0.1)
@@ -102,10 +102,10 @@ def lender_of(workers: dict[str, Any], filled: list[Any]) -> SnapshotLender:
 def test_a_copy_is_sent_once_to_all_peers_that_requested_it_before() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": LentWorker()}, filled)
-    lender.asked("w")
-    lender.asked("w")
+    lender.on_request("w")
+    lender.on_request("w")
     assert lender.fetch(1.0, ROOM) == ()
-    lender.asked("w")  # too late for this one
+    lender.on_request("w")  # too late for this one
     filled.pop()(b"x" * (PIECE_BYTES + 1))
     told = lender.fetch(1.0, ROOM)
     assert [(one.piece, one.pieces, one.token) for one in told] == [(0, 2, UNREAD), (1, 2, UNREAD)]
@@ -119,7 +119,7 @@ def test_unknown_or_unproven_state_is_not_lent() -> None:
     workers = {"less": LentWorker(known=False), "unproven": LentWorker(digest=0)}
     lender = lender_of(workers | {"idle": LentWorker(digest=0, next_seq=0)}, filled)
     for name in ("less", "unproven", "strange", "idle"):
-        lender.asked(name)
+        lender.on_request(name)
     said = lender.fetch(0.0, ROOM) + lender.fetch(0.1, ROOM)
     assert said == (KvNone("less"), KvNone("unproven"), KvNone("strange"))
     assert len(filled) == 1, "who never published holds nothing"
@@ -128,8 +128,8 @@ def test_unknown_or_unproven_state_is_not_lent() -> None:
 def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": LentWorker(), "v": LentWorker()}, filled)
-    lender.asked("w")
-    lender.asked("v")
+    lender.on_request("w")
+    lender.on_request("v")
     lender.fetch(0.0, ROOM)
     lender.drop()
     filled.pop()(b"old")
@@ -140,7 +140,7 @@ def test_requests_from_before_a_lost_link_are_not_answered_after_it() -> None:
 def test_copies_wait_for_the_send_budget() -> None:
     filled: list[Any] = []
     lender = lender_of({"w": LentWorker()}, filled)
-    lender.asked("w")
+    lender.on_request("w")
     lender.fetch(10.0, ROOM)
     filled.pop()(b"x" * (40 * PIECE_BYTES))
     told = lender.fetch(10.0, 1 << 30)

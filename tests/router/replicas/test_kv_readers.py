@@ -116,11 +116,11 @@ def test_batches_are_applied_in_order_and_only_from_the_greatest_token() -> None
     heard, now_s = other.claim.subscriber, replicas.now_s
     token, number = heard.place
     for place in ((token - 1, number), (token, number - 1), (token, number + 1)):
-        heard.hear("r@1", KvBatch("w0", *place, seq, 0, 0, 1, payload), now_s)
+        heard.on_message("r@1", KvBatch("w0", *place, seq, 0, 0, 1, payload), now_s)
         assert other.chains() == []
         assert heard.place == (token, number)
     assert not heard.in_sync, "one was missed"
-    assert heard.wanted(now_s) == KvWanted("w0", token, number)
+    assert heard.next_request(now_s) == KvWanted("w0", token, number)
     replicas.settle()
     assert len(other.chains()) == 2
 

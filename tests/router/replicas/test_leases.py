@@ -25,7 +25,7 @@ class Holder:
         self.fences: list[int | None] = []
         clock, call_at = (lambda: self.timers.now_s), self.timers.call_at
         self.leases = Leases(Keys("f"), name, LEASE_S, clock, call_at)
-        self.lease: Lease = self.leases.want("it", self.on_fence)
+        self.lease: Lease = self.leases.acquire("it", self.on_fence)
 
     def on_fence(self, token: int | None) -> None:
         assert self.lease.fence == token, "what is told is so"
@@ -60,7 +60,7 @@ def test_a_lease_never_has_two_holders_and_tokens_only_grow(steps, offsets):
             holder.renew(server, answered=step == "ask")
         elif step == "drop" and holder.lease is not None:
             holder.leases.drop(holder.lease)
-            holder.lease = holder.leases.want("it", holder.on_fence)
+            holder.lease = holder.leases.acquire("it", holder.on_fence)
         elif step == "late":  # the answer comes after all that time
             asked, commands = holder.leases.commands()
             asked_s = holder.timers.now_s
@@ -127,8 +127,8 @@ def test_invalid_or_too_many_leases_are_refused():
     holder = Holder("a@0")
     for what in ("it", "", "x" * 5_000):
         with pytest.raises(ValueError, match="wanted already, empty, or too long"):
-            holder.leases.want(what, holder.fences.append)
+            holder.leases.acquire(what, holder.fences.append)
     for number in range(MOST_LEASES - 1):
-        holder.leases.want(str(number), holder.fences.append)
+        holder.leases.acquire(str(number), holder.fences.append)
     with pytest.raises(ValueError, match="leases are wanted already"):
-        holder.leases.want("more", holder.fences.append)
+        holder.leases.acquire("more", holder.fences.append)

@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.facts import Finish, FirstToken, LoadReport, Progress
 from router.core.core import RequestListener, take
-from router.replicas.former import FormerRouters, Teller
+from router.replicas.former import FormerRouters, OpenRequestReporter
 from router.restart.hot_restart import HEAD
 from tests.router.core.core_world import World
 from tests.router.waiting import until
@@ -44,13 +44,13 @@ def finished(world: World, request_id: int) -> None:
 
 
 @asynccontextmanager
-async def reporting(world: World) -> AsyncIterator[tuple[Teller, socket.socket]]:
-    """Yield a router's started `Teller`, which reports its open requests, and the other end of its
-    connection.
+async def reporting(world: World) -> AsyncIterator[tuple[OpenRequestReporter, socket.socket]]:
+    """Yield a router's started `OpenRequestReporter`, which reports its open requests, and the
+    other end of its connection.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    teller = Teller(ours, world.core, clock)
+    teller = OpenRequestReporter(ours, world.core, clock)
     teller.start()
     try:
         yield teller, theirs
@@ -78,7 +78,7 @@ async def test_open_requests_are_charged_at_the_successor_until_they_end() -> No
         take(old.core, FirstToken(0.3, second))
         await until(lambda: charges_agree(old, new), "a new request and a first token")
         await teller.handed()
-        await former.gone()
+        await former.wait_until_gone()
         former.serve(())
         for request_id in (first, second):
             finished(old, request_id)
@@ -97,7 +97,7 @@ async def test_a_successor_with_shared_state_does_not_count_requests_twice() -> 
         former = former_of(new, shares="fleet redis://r")
         await former.follow(line, "fleet redis://r")
         await teller.handed()
-        await former.gone()
+        await former.wait_until_gone()
         assert (len(former), former.requests, requests(new)) == (1, 0, [0, 0, 0])
         await former.aclose()
 
@@ -155,7 +155,7 @@ async def test_an_unreadable_message_ends_the_link_and_releases_all_requests(cap
         old, new = World(), World()
         dispatched(old, [1, 2])
         ours, theirs = socket.socketpair()
-        teller = Teller(ours, old.core, clock)
+        teller = OpenRequestReporter(ours, old.core, clock)
         ours.setblocking(False)
         teller.start()
         former = former_of(new)
@@ -175,7 +175,7 @@ async def test_a_successor_that_missed_a_message_requests_the_full_state() -> No
     old, new = World(), World()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    teller = Teller(ours, old.core, clock)
+    teller = OpenRequestReporter(ours, old.core, clock)
     dispatched(old, [1, 2])
     teller.start()
     first = await asyncio.to_thread(theirs.recv, 1 << 16)  # this message is lost

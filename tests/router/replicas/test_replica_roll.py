@@ -94,7 +94,7 @@ def test_messages_count_as_heartbeats():
     membership = Membership(ME, LEASE_S)
     for _ in range(20):
         membership.look({peer_name(1): Entry(7, TERMS)}, 1.0)
-        membership.heard(peer_name(1))
+        membership.on_message(peer_name(1))
     assert membership.present("1") == {peer_name(1)}
 
 

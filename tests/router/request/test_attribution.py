@@ -34,7 +34,7 @@ def lines_of(version: str, setup: str) -> AttributionLines:
         headers = Fields(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
         if scanned.attribution is not None:
             said = READER.read(headers, scanned.session, scanned.agent_fields)
-            lines.saw(None, said.session, scanned.attribution)
+            lines.count(None, said.session, scanned.attribution)
     return lines
 
 
@@ -76,14 +76,14 @@ def test_lines_are_kept_per_session_and_tenant_and_the_oldest_are_forgotten(
 ) -> None:
     monkeypatch.setattr(attribution, "_SESSIONS_MAX", 2)
     lines = AttributionLines()
-    lines.saw(None, None, b"1")
-    lines.saw(None, None, b"2")  # of no session
-    lines.saw("one", "a", b"1")
-    lines.saw("two", "a", b"2")
+    lines.count(None, None, b"1")
+    lines.count(None, None, b"2")  # of no session
+    lines.count("one", "a", b"1")
+    lines.count("two", "a", b"2")
     assert (lines.same, lines.changed) == (0, 0)
-    lines.saw("one", "a", b"1")
-    lines.saw("two", "a", b"3")
+    lines.count("one", "a", b"1")
+    lines.count("two", "a", b"3")
     assert (lines.same, lines.changed) == (1, 1)
-    lines.saw("two", "b", b"1")  # "one" is forgotten
-    lines.saw("one", "a", b"2")
+    lines.count("two", "b", b"1")  # "one" is forgotten
+    lines.count("one", "a", b"2")
     assert (lines.same, lines.changed) == (1, 1)

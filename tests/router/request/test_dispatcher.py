@@ -131,7 +131,7 @@ async def test_a_client_that_leaves_during_dispatch_leaves_no_charge() -> None:
     waiting = asyncio.create_task(handler())
     await asyncio.sleep(0)
     desk.policy.answer = np.zeros
-    desk.dispatcher.tell(Tick(1.0))
+    desk.dispatcher.handle_fact(Tick(1.0))
     assert desk.core.columns.requests.sum() == 1
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -143,7 +143,7 @@ async def test_a_held_request_gets_503_after_the_hold_time() -> None:
     desk.policy.answer = hold
     with desk.ticket() as ticket:
         desk.arrive(ticket)
-        desk.dispatcher.tell(Tick(desk.core.settings.hold_s + 1))
+        desk.dispatcher.handle_fact(Tick(desk.core.settings.hold_s + 1))
         action = await ticket.next_action()
         assert isinstance(action, Reject)
         assert (action.status, action.code) == (503, "hold_timeout")
@@ -170,7 +170,7 @@ async def test_a_request_of_a_removed_worker_is_released_once_and_may_be_retried
         desk.arrive(ticket)
         first = await ticket.next_action()
         assert isinstance(first, Dispatch)
-        desk.dispatcher.tell(WorkerChange(0.5, first.worker_id, "gone"))
+        desk.dispatcher.handle_fact(WorkerChange(0.5, first.worker_id, "gone"))
         assert not desk.core.columns.requests.any()
         ticket.first_token(0.6)  # bytes that were under way
         ticket.fail("worker", retry=True, reason="early_close")
@@ -196,10 +196,10 @@ async def test_a_failing_fallback_policy_gives_500_and_leaves_no_charge() -> Non
 
 async def test_a_resync_goes_to_its_worker() -> None:
     desk = DispatcherWorld()
-    desk.dispatcher.tell(KvEvents(0.0, 1, 4, ()))
+    desk.dispatcher.handle_fact(KvEvents(0.0, 1, 4, ()))
     assert desk.asked == [("resync", 1, 0)]
 
 
 def test_an_object_that_is_no_fact_is_refused() -> None:
     with pytest.raises(TypeError, match="not a fact"):
-        DispatcherWorld().dispatcher.tell("nonsense")  # type: ignore[arg-type]
+        DispatcherWorld().dispatcher.handle_fact("nonsense")  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ async def test_the_hit_of_a_second_answer_is_not_counted_or_logged_or_learned(
         request, now_s = pool.requests.pop(), pool.router.dispatcher.clock()
         request.ticket.first_token(now_s)
         facts: list[object] = []
-        monkeypatch.setattr(pool.router.dispatcher, "tell", facts.append)
+        monkeypatch.setattr(pool.router.dispatcher, "handle_fact", facts.append)
         usage = Usage(prompt_tokens=1000, completion_tokens=9, cached_tokens=16)
         end = AttemptEnd(None, Outcome(now_s, 200, None, 99, now_s, now_s, 9, usage))
         settle(pool.router.service, request, request.attempts[-1], end)

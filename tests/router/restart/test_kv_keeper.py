@@ -58,7 +58,7 @@ class Router:
         self.set_state("ready", self.spec)
 
     def set_state(self, state: Any, spec: WorkerFacts | None = None) -> None:
-        self.world.core.on_worker(self.keeper.heard(WorkerChange(0.0, 0, state, spec)))
+        self.world.core.on_worker(self.keeper.with_saved_cache(WorkerChange(0.0, 0, state, spec)))
 
     def batch(self, seq: int, *events: Any, source: Any = "live") -> None:
         self.world.core.on_kv_events(KvEvents(0.0, 0, seq, events, source, 1 + seq))

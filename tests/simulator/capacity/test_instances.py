@@ -286,7 +286,7 @@ def test_a_line_is_fitted_with_its_error() -> None:
 
 def test_no_time_is_given_beyond_twice_the_largest_measured_batch() -> None:
     found = measured(0.010, 0.002, [1, 2, 4], 3, 64)
-    assert (found.largest, found.asked) == (8, 64)
+    assert (found.largest, found.unprofiled_max) == (8, 64)
     assert len(found.seconds) == 9
     assert any(
         "none above 4" in note

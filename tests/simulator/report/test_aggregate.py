@@ -32,7 +32,7 @@ from simulator.report.figures import (
     points_text,
     ratio_of_pairs,
     ratio_text,
-    seeds_wanted,
+    seeds_needed,
     student_t,
 )
 from simulator.report.files import Report, encode, write_json
@@ -244,8 +244,8 @@ def test_marks_are_explained_if_they_occur() -> None:
 
 def test_the_number_of_needed_seeds_is_reported() -> None:
     narrow, wide = ratio_of_pairs([(100.0, 100.1)] * 3), ratio_of_pairs([(1.0, 1.1), (1.2, 1.1)])
-    assert seeds_wanted({"a TTFT": narrow, "b TTFT": None}) == ""
-    said = seeds_wanted({"a TTFT": narrow, "b TTFT": wide})
+    assert seeds_needed({"a TTFT": narrow, "b TTFT": None}) == ""
+    said = seeds_needed({"a TTFT": narrow, "b TTFT": wide})
     assert re.search(r"to 3 %: about b TTFT [\d,]+\.$", said)
 
 

@@ -69,7 +69,7 @@ def test_a_sharp_border_is_found_in_few_trials(
     high = low + width
     result, asked = found(lambda number: number >= border, start, low, high)
     assert result.at == (max(border, low) if border <= high else None)
-    assert asked == len(result.asked)
+    assert asked == len(result.outcomes)
     distance = abs(min(max(start, low), high) - (result.at if result.at is not None else high))
     assert asked <= 2 * (distance + 1).bit_length() + 4
     assert result.lucky == []

@@ -111,7 +111,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Check that the workers of the request's revision are eligible if any can take it, and
         otherwise all workers of its model.
         """
-        others = self.eligibility.ask_each(pending)
+        others = self.eligibility.rows_uncached(pending)
         arrival = dataclasses.replace(pending.arrival, revision="v1")
         pending = Pending(arrival, 0, 0.5, tried=pending.tried)
         self.agree(pending)
@@ -129,7 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def agree(self, pending: Pending) -> None:
         short = self.eligibility.rows(pending)
-        whole = self.eligibility.ask_each(pending)
+        whole = self.eligibility.rows_uncached(pending)
         if isinstance(whole, Reject):
             assert short == whole
             return

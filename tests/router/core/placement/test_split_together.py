@@ -257,7 +257,7 @@ def test_a_worker_that_fails_with_several_partners_is_at_fault() -> None:
     assert faults.failed(2, 12, 2.0) == [2]
     faults.served(2, 11, 3.0)
     faults.served(1, 11, 3.0)
-    faults.gone(2)
+    faults.forget_worker(2)
     assert faults.failed(1, 11, 4.0) == []
 
 

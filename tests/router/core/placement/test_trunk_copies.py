@@ -113,7 +113,7 @@ async def test_trunks_are_listed_by_the_admin_port_and_counted_in_metrics() -> N
     async with aiohttp.ClientSession() as http:
         router = Router(Config(policy=WATCHING), http)
         facts = WorkerFacts(name="w", models=("m",), block_size=BLOCK, has_events=False)
-        router.dispatcher.tell(WorkerChange(0.0, 0, "ready", facts))
+        router.dispatcher.handle_fact(WorkerChange(0.0, 0, "ready", facts))
         served(router.dispatcher.core, 5)
         try:
             async with admin_port(router) as url:

@@ -172,4 +172,4 @@ def test_a_cache_with_unknown_block_names_is_estimated() -> None:
         pair.tell(stranger.store_event(tokens(PROMPTS[0]), 0, [5, 6, 7]))
     (worker,) = pair.world.core.workers
     assert worker.kv.guessed == "useless"
-    assert not worker.tells
+    assert not worker.has_usable_events

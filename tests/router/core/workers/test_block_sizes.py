@@ -113,10 +113,10 @@ def test_a_worker_with_mixed_block_sizes_is_mirrored_until_they_agree() -> None:
         actions += tell(world, seq, prompt(seq + 1, BLOCK if seq % 2 else 2 * BLOCK, 2))
     assert Doubted(0, "sizes", 1.0) in actions
     worker = worker_of(world)
-    assert (worker.kv.guessed, worker.kv.known, worker.tells) == ("sizes", False, False)
+    assert (worker.kv.guessed, worker.kv.known, worker.has_usable_events) == ("sizes", False, False)
     assert math.isnan(world.core.columns.cached_tokens[worker.slot])
     tell(world, 0, prompt(99, worker.facts.block_size, 2))  # its engine began anew
-    assert (worker.kv.guessed, worker.kv.known, worker.tells) == (None, True, True)
+    assert (worker.kv.guessed, worker.kv.known, worker.has_usable_events) == (None, True, True)
 
 
 def test_a_few_events_of_another_size_do_not_change_the_agreed_size() -> None:

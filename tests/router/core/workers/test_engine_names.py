@@ -122,7 +122,7 @@ def test_an_engine_without_a_known_naming_rule_is_skipped_until_a_restart() -> N
         assert places(names, stranger.store_event(PROMPT, 0, [5, 6, 7])) == {}
     assert names.unknown
     assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == {}
-    names.begin_anew()
+    names.on_engine_restart()
     assert places(names, ENGINE.store_event(PROMPT, 0, [7])) == expected(PROMPT, [7])
 
 

@@ -128,7 +128,7 @@ def test_blocks_of_a_failed_request_are_expected_only_if_others_share_them(
             running.append(expected.expect(slot, chain, 0.0))
             believed[slot].update(chain.tolist())
         elif what == "gone":
-            expected.gone(slot, chain[which % len(chain) :])
+            expected.drop(slot, chain[which % len(chain) :])
             believed[slot].difference_update(chain[which % len(chain) :].tolist())
         elif what == "clear":
             expected.clear_worker(slot)

@@ -141,12 +141,12 @@ def test_a_worker_without_usable_events_is_reported_once(wire: bool) -> None:
     actions = [tell(0, seq) for seq in range(3 * USELESS_EVENTS)]
     assert actions.pop(USELESS_EVENTS - 1) == [Doubted(0, "useless", 1.0)]
     assert not any(actions)
-    assert (kv_of(world).known, worker_of(world, 0).tells) == (False, False)
+    assert (kv_of(world).known, worker_of(world, 0).has_usable_events) == (False, False)
     assert world.events(1, 0, stored([1])) == []
     for seq in range(1, 3 * USELESS_EVENTS):  # some could be used
         assert tell(1, seq) == []
     assert world.events(0, 3 * USELESS_EVENTS, stored([1])) == [Followed(0, BLOCK, BLOCK)]
-    assert (kv_of(world).known, worker_of(world, 0).tells) == (True, True)
+    assert (kv_of(world).known, worker_of(world, 0).has_usable_events) == (True, True)
 
 
 def capacity_of(world: World, worker_id: int = 0) -> float:
@@ -248,8 +248,8 @@ async def test_the_admin_port_and_the_log_show_learned_capacity_and_foreign_load
         assert await seen() == (None, False)
         now_s = dispatcher.clock()
         for seq, event in enumerate((stored(list(range(32))), removed(list(range(32)), last=4))):
-            dispatcher.tell(KvEvents(now_s, 0, seq, (event,)))
+            dispatcher.handle_fact(KvEvents(now_s, 0, seq, (event,)))
         assert await seen() == (32 * BLOCK, True)
         for later_s in (0.0, 61.0):
-            dispatcher.tell(LoadReport(dispatcher.clock() + later_s, 0, 5, 0, math.nan))
+            dispatcher.handle_fact(LoadReport(dispatcher.clock() + later_s, 0, 5, 0, math.nan))
         assert "100 % of the requests at the workers are not of this router" in caplog.text
