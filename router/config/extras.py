@@ -17,11 +17,7 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     moves: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=16,
-            description="maximum number of moves of one stream to another worker; 0: no move",
-        ),
+        Meta(ge=0, le=16, description="limit of the moves of one stream to another worker"),
     ] = 0
     stream_tokens: Annotated[
         int,

@@ -46,7 +46,8 @@ class Chain:
 
     def __init__(self, upstreams: list[Upstream], terms: Migration, buffer_bytes: int) -> None:
         self.metrics = MigrationMetrics()
-        self.migrations = Migrations(MigrationDispatcher(), self.metrics, terms)  # type: ignore[arg-type]
+        dispatcher: Any = MigrationDispatcher()
+        self.migrations = Migrations(dispatcher, self.metrics, terms)
         self.outcomes: list[Outcome] = []
         self.rests: list[Arrival | None] = []
         self.sending: asyncio.Future[Outcome]  # the latest
