@@ -39,9 +39,13 @@ from router.server.client_port import answer_or_error, health, readiness
 log = logging.getLogger(__name__)
 
 _PROBES = ("/health", "/ready")
-_OPEN = (*_PROBES, PAGE, LINKS)  # without a key: probes have none, and the pages have no data
-_BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
-_OF_PAGES = ("Origin", "Sec-Fetch-Site")
+_KEYLESS_PATHS = (
+    *_PROBES,
+    PAGE,
+    LINKS,
+)  # without a key: probes have none, and the pages have no data
+_PATHS_BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
+_BROWSER_HEADERS = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Rows = Callable[[], list[dict[str, Any]]]
 _NO_PAGES: Mapping[str, Mapping[str, Handler]] = MappingProxyType({})
@@ -133,7 +137,7 @@ class AdminApi:
         _refuse_pages(request)
         if request.path not in _PROBES and self._keys is None:
             self._check_host(request)
-        elif request.path not in _OPEN and self._keys is not None:
+        elif request.path not in _KEYLESS_PATHS and self._keys is not None:
             bearer_key(request.headers.get("Authorization"), self._keys)
         path = request.path if request.path in self._routes else _with_id(request.path)
         methods = self._routes.get(path)
@@ -351,11 +355,11 @@ def known_host(host: str, names: tuple[str, ...]) -> bool:
 
 def _refuse_pages(request: Request) -> None:
     """Raise ClientError if a web page in an operator's browser asks for a change, because such a
-    page reaches loopback, too. Browsers add one of the fields `_OF_PAGES` to all requests of pages,
-    and pages cannot remove these fields.
+    page reaches loopback, too. Browsers add one of the fields `_BROWSER_HEADERS` to all requests of
+    pages, and pages cannot remove these fields.
     """
     if request.method not in ("GET", "HEAD") and any(
-        request.headers.get(name) is not None for name in _OF_PAGES
+        request.headers.get(name) is not None for name in _BROWSER_HEADERS
     ):
         raise ClientError(403, "the admin port takes no changes from web pages")
 
@@ -368,7 +372,7 @@ def _with_id(path: str) -> str:
 
 def _id_in(request: Request) -> str | None:
     """Return the worker id in a path, or None if the path names no worker."""
-    return None if request.path in _BY_URL else request.path.split("/")[2]
+    return None if request.path in _PATHS_BY_URL else request.path.split("/")[2]
 
 
 def _not_allowed(request: Request, methods: Mapping[str, Handler]) -> Response:

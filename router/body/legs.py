@@ -24,11 +24,11 @@ from router.http.reply import EVENT_STREAM, RANK_HEADER, Framing, Header, HeldRe
 PARAMS = "kv_transfer_params"
 # Headers that SGLang, llm-d's sidecar and TensorRT-LLM obey.
 _OVERRIDES = (b"x-override-", b"x-prefiller-", b"x-trtllm-")
-_ASK = (
+_KEEP_KV_PARAMS = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
-_NAMES_OF_KV = (
+_KV_PARAM_NAMES = (
     *("remote_engine_id", "remote_block_ids", "remote_request_id"),
     *("remote_host", "remote_port"),
 )
@@ -41,7 +41,7 @@ _ONE_TOKEN: Mapping[str, bytes] = MappingProxyType(
         "max_completion_tokens": b"1",
     }
 )
-_SPLITS = frozenset({"/v1/completions", "/v1/chat/completions"})
+_SPLIT_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 # What no engine splits, or what the first leg would answer: its own text, more than one answer, log
 # probabilities of the prompt, media. Found in text, too: such a request goes to one worker.
 _WHOLE = re.compile(
@@ -53,7 +53,7 @@ _WHOLE = re.compile(
 
 def splits(body: bytes, path: Path) -> bool:
     """Return whether one worker may prefill the request and another decode it."""
-    return path.path in _SPLITS and _WHOLE.search(body) is None
+    return path.path in _SPLIT_PATHS and _WHOLE.search(body) is None
 
 
 def check_no_transfer(body: bytes, fields: tuple[str, ...]) -> None:
@@ -91,7 +91,7 @@ class Leg:
     once: bool = False  # it is not sent again where a kept connection turns out to be closed
 
 
-ROOM_BITS = 52  # of a room's number, which tools that keep JSON's numbers as doubles preserve
+ROOM_BITS = 52  # bits of a room's number; JSON tools that use doubles preserve them
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _names_kv(params: bytes) -> bool:
     """Return whether a worker can find KV by these parameters. vLLM 0.32 crashes with all its
     requests if a request asks it to fetch KV but does not name the KV.
     """
-    return not {None, b"null"} & set(values_in(params, _NAMES_OF_KV))
+    return not {None, b"null"} & set(values_in(params, _KV_PARAM_NAMES))
 
 
 class Nixl:
@@ -208,7 +208,7 @@ class Nixl:
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """Return the prefill leg, as `Transfer.prefill` describes."""
-        return Leg(one_token_body(body, {PARAMS: _ASK}))
+        return Leg(one_token_body(body, {PARAMS: _KEEP_KV_PARAMS}))
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         fault, _, (field,) = body_fields(answer, (PARAMS,))
@@ -232,7 +232,7 @@ class Warmroute(Nixl):
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         name = b'"transfer_id":"warmroute-%x"' % of.number
-        leg = one_token_body(body, {PARAMS: b"%b,%b}" % (_ASK[:-1], name)})
+        leg = one_token_body(body, {PARAMS: b"%b,%b}" % (_KEEP_KV_PARAMS[:-1], name)})
         return Leg(leg, unread=Leg(b"{%b}" % name))
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
@@ -246,8 +246,8 @@ class Warmroute(Nixl):
 
 
 _TRTLLM_PARAMS = "disaggregated_params"
-_MORE = (b'"length"', b'"not_finished"')  # ends of a first leg after which more tokens follow
-_SIGNED = ("ctx_info_endpoint", "encoded_opaque_state")
+_UNFINISHED = (b'"length"', b'"not_finished"')  # ends of a first leg after which more tokens follow
+_SIGNED_FIELDS = ("ctx_info_endpoint", "encoded_opaque_state")
 SIGNATURE = b"x-trtllm-disagg-auth"
 
 
@@ -289,7 +289,7 @@ class Trtllm:
             raise WorkerError("garbage", "a context server's answer has not one choice")
         choice = choices[items[0][0] : items[0][1]]
         params, reason = values_in(choice, (_TRTLLM_PARAMS, "finish_reason"))
-        if reason is not None and reason not in (*_MORE, b"null"):
+        if reason is not None and reason not in (*_UNFINISHED, b"null"):
             return Handover(reply=_finished(answer, of))
         names = ("ctx_request_id", "disagg_request_id", "request_type")
         theirs, ours, kind = values_in(params or b"", names)
@@ -320,14 +320,14 @@ class Trtllm:
         """Return the signature of parameters that name KV (`serve/disagg_auth.py`). Return None if
         the router has no key, or if the parameters name no KV.
         """
-        given = values_in(params, _SIGNED)
+        given = values_in(params, _SIGNED_FIELDS)
         decoded = [None if one is None else msgspec.json.decode(one) for one in given]
         endpoint, state = decoded
         if isinstance(endpoint, list):
             endpoint = endpoint[0] if endpoint else None
         if self._auth_key is None or (endpoint is None and state is None):
             return None
-        signed = dict(zip(_SIGNED, (endpoint, state), strict=True))
+        signed = dict(zip(_SIGNED_FIELDS, (endpoint, state), strict=True))
         text = json.dumps(signed, separators=(",", ":"))
         return (
             b"sha256="

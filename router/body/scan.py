@@ -265,11 +265,11 @@ _TOKEN_IDS = msgspec.json.Decoder(list[int])
 _INTEGER = re.compile(rb"-?[0-9]+(?![-+.0-9eE])|-?[0-9]{20}")
 
 
-_USUAL = ScanLimits()
+_DEFAULT_LIMITS = ScanLimits()
 _KEYS = ("session_id", "prompt_cache_key", "user", "cache_salt", "model")
 
 
-def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
+def scan(body: bytes, path: str, limits: ScanLimits = _DEFAULT_LIMITS) -> Scanned:
     """Return the data in `body`, which was sent to `path`. The function is pure, and raises only
     ClientError (400). The error says what was expected and where (a byte with its line and column,
     or the path of a field). It never repeats the client's text, except the name of a field that

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from policies.near import nearest
 
-_MOST_NAMES = 2_000  # of one folder
+_MAX_NAMES = 2_000  # most names of a folder that are read
 
 
 def unreadable(path: Path, error: OSError) -> str:
@@ -30,7 +30,7 @@ def near_path(path: Path) -> str:
         return ""
     try:
         with os.scandir(missing.parent) as entries:
-            names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+            names = [entry.name for entry in islice(entries, _MAX_NAMES)]
     except OSError:
         return ""
     near = nearest(missing.name, names)

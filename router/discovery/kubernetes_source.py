@@ -31,8 +31,8 @@ OBJECTIVES_GROUP = "inference.networking.x-k8s.io"
 REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"  # of pods, by default
 MAX_SLICES = 256
 MAX_PODS = MAX_SEEN
-MAX_OBJECTIVES = 256  # of a pool
-_OBJECTIVES_SEEN = 4_096  # of a namespace: the API cannot choose those of a pool
+MAX_OBJECTIVES = 256  # most objectives of a pool
+_MAX_LISTED_OBJECTIVES = 4_096  # of a namespace: the API cannot choose those of a pool
 
 
 class Conditions(msgspec.Struct):
@@ -267,12 +267,12 @@ def _port_of(one: Slice, name: str | None) -> int:
     return port
 
 
-_POOLS_MAX = 8  # one has the name that is asked for
-_PORTS_MAX = 8
-_LABELS_MAX = 64
-_NAME_CHARACTERS = 253  # of an object, as Kubernetes has it
-_PRIORITY_MOST = 999_999_999  # as in `picker.objectives`
-_LEFT_OUT_NAMED = 5
+_MAX_POOLS = 8  # most pools in an answer; one of them has the requested name
+_MAX_PORTS = 8
+_MAX_LABELS = 64
+_MAX_NAME_CHARS = 253  # longest name of an object in Kubernetes
+_MAX_PRIORITY = 999_999_999  # as in `picker.objectives`
+_MAX_LEFT_OUT_NAMED = 5
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
 
@@ -291,11 +291,11 @@ def terms_of(pool: InferencePool) -> PoolTerms:
     """
     labels = pool.spec.selector.match_labels or {}
     fit = all(_KEY.fullmatch(k) and _VALUE.fullmatch(v) for k, v in labels.items())
-    if not fit or not 1 <= len(labels) <= _LABELS_MAX:
-        raise WatchError(f"spec.selector.matchLabels: wanted are 1 to {_LABELS_MAX} labels")
+    if not fit or not 1 <= len(labels) <= _MAX_LABELS:
+        raise WatchError(f"spec.selector.matchLabels: wanted are 1 to {_MAX_LABELS} labels")
     ports = tuple(port.number for port in pool.spec.target_ports)
-    if not 1 <= len(ports) <= _PORTS_MAX or len(set(ports)) != len(ports):
-        raise WatchError(f"spec.targetPorts: wanted are 1 to {_PORTS_MAX} different ones")
+    if not 1 <= len(ports) <= _MAX_PORTS or len(set(ports)) != len(ports):
+        raise WatchError(f"spec.targetPorts: wanted are 1 to {_MAX_PORTS} different ones")
     if not all(0 < port <= 65_535 for port in ports):
         raise WatchError("spec.targetPorts: allowed: 1..65535")
     return PoolTerms(",".join(f"{k}={v}" for k, v in sorted(labels.items())), ports)
@@ -404,7 +404,7 @@ def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
         InferencePool,
         f"/apis/{GROUP}/v1/namespaces/{spec.namespace}/inferencepools",
         f"inferencepools of {GROUP}/v1",
-        _POOLS_MAX,
+        _MAX_POOLS,
         {"fieldSelector": f"metadata.name={spec.name}"},
     )
 
@@ -423,7 +423,7 @@ def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
         InferenceObjective,
         f"/apis/{OBJECTIVES_GROUP}/v1alpha2/namespaces/{spec.namespace}/inferenceobjectives",
         f"inferenceobjectives of {OBJECTIVES_GROUP}/v1alpha2",
-        _OBJECTIVES_SEEN,
+        _MAX_LISTED_OBJECTIVES,
         optional=True,
     )
 
@@ -456,10 +456,10 @@ def priorities_in(
         if one.spec.pool_ref != pool or one.metadata.deletion_timestamp is not None:
             continue
         priority = one.spec.priority or 0
-        if not 1 <= len(name) <= _NAME_CHARACTERS:
-            left_out.append(f"{name[:40]!r}: a name has 1 to {_NAME_CHARACTERS} characters")
-        elif abs(priority) > _PRIORITY_MOST:
-            most = _PRIORITY_MOST
+        if not 1 <= len(name) <= _MAX_NAME_CHARS:
+            left_out.append(f"{name[:40]!r}: a name has 1 to {_MAX_NAME_CHARS} characters")
+        elif abs(priority) > _MAX_PRIORITY:
+            most = _MAX_PRIORITY
             left_out.append(f"{name[:100]!r}: priority {priority}; allowed: {-most}..{most}")
         elif len(found) == MAX_OBJECTIVES:
             left_out.append(f"{name[:100]!r}: at most {MAX_OBJECTIVES} are taken")
@@ -467,7 +467,7 @@ def priorities_in(
             found[name] = -priority
     if not left_out:
         return found, ""
-    first = "; ".join(left_out[:_LEFT_OUT_NAMED])
+    first = "; ".join(left_out[:_MAX_LEFT_OUT_NAMED])
     return found, f"InferenceObjectives left out: {len(left_out)}; {first}"
 
 
@@ -529,7 +529,7 @@ _ROLES: Mapping[str, Literal["both", "prefill", "decode"]] = {
     "prefill-decode": "both",
     "encode-prefill-decode": "both",
 }
-_OF_POD = (  # that a pod may say of itself
+_POD_KEYS = (  # that a pod may say of itself
     *("kind", "model", "block_size", "kv_tokens", "events", "replay", "topic", "role", "group"),
     *("revision", "transfer", "bootstrap_port"),
     *("max_requests", "max_queued_tokens", "max_kv_fraction", "weight"),
@@ -556,8 +556,8 @@ def _worker_of(pod: Pod, address: str, port: int, rank: int, spec: InferencePool
     host = f"[{address}]" if ":" in address else address
     own = parse_worker_spec(f"{worker.url},{options.replace('tcp://*:', f'tcp://{host}:')}")
     said = {e.name for e in fields(own) if getattr(own, e.name) != e.default} - {"url"}
-    for name in said - set(_OF_POD):
-        raise WatchError(f"warmroute.io/worker has {name}; allowed: {', '.join(_OF_POD)}")
+    for name in said - set(_POD_KEYS):
+        raise WatchError(f"warmroute.io/worker has {name}; allowed: {', '.join(_POD_KEYS)}")
     for name in ("events", "replay"):
         where = getattr(own, name)
         if where not in (None, "none", POLL) and not where.startswith(f"tcp://{host}:"):

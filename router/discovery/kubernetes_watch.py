@@ -180,12 +180,12 @@ MISSING = (
     "(or '.[kubernetes]' in the checkout)"
 )
 _AGAIN_S = (0.2, 5.0)  # after a failure; doubles, and half of it is drawn
-_LASTING_S = 1.0  # a watch that was quiet for so long was one
-_ANSWER_S = 10.0  # a page of a list, or the head of a watch
+_LASTING_S = 1.0  # a watch that was open and quiet for so long counts as working, seconds
+_ANSWER_S = 10.0  # timeout for a page of a list, or for the headers of a watch, seconds
 _WATCH_S = 60  # the server ends a watch after this time; it continues from its latest version
 _SILENT_S = _WATCH_S + 15.0
-_PAGE = 500  # objects
-_MAX_LIST_BYTES = 32 << 20  # a page
+_PAGE = 500  # objects in one page of a list
+_MAX_LIST_BYTES = 32 << 20  # of one page
 _MAX_LINE_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)

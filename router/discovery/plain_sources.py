@@ -126,7 +126,7 @@ def _items(suffix: str, data: bytes) -> list[tuple[str, Any]]:
     return [(f"worker {n}", item) for n, item in enumerate(whole, 1)]
 
 
-ANSWER_S = 5.0  # after this the name does not resolve, for now
+ANSWER_S = 5.0  # timeout of a DNS look-up, seconds
 
 
 class DnsSource:

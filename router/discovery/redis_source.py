@@ -28,9 +28,9 @@ from router.redis.connection import ANSWER_S, Wire, checked, open_wire, reason_o
 from router.redis.url import RedisUrl
 
 LOOK_S = 0.5
-MAX_NAMES = 2 * MAX_SEEN  # of which half may have expired
+MAX_NAMES = 2 * MAX_SEEN  # most names in the list; half of them may have expired
 _AT_ONCE = 512
-_FORGOTTEN_S = 60.0  # a name without an entry for so long is taken off the list
+_FORGOTTEN_S = 60.0  # a name that had no entry for so long is taken off the list, seconds
 
 
 class RedisSource:

@@ -248,7 +248,7 @@ def _template(options: dict[str, str]) -> Template:
         raise SourceSpecError(f"{error}; options: every, scheme, {own}") from error
 
 
-MAX_SEEN = 4_096  # workers of one source, the most that a router can have
+MAX_SEEN = 4_096  # most workers of one source, and of a router
 _REFUSED_MAX = 100
 
 

@@ -41,7 +41,7 @@ _MAX_URLS = 4_096
 _SERVERS: Mapping[str, Role] = {"context_servers": "prefill", "generation_servers": "decode"}
 _READ = (*_SERVERS, "disagg_cluster", "internal_request_auth_key", "node_id")
 # Keys for TensorRT-LLM's own orchestrator; the router's configuration decides these things.
-_ELSEWHERE = {
+_OTHER_SETTINGS = {
     "hostname": "host",
     "port": "port",
     "max_retries": "retries.attempts",
@@ -61,7 +61,7 @@ _ELSEWHERE = {
 }
 _CLUSTER = ("cluster_uri", "cluster_name", "minimal_instances")
 _CLUSTER_TIMES = ("heartbeat_interval_sec", "inactive_timeout_sec")  # its workers keep them
-_OF_SERVERS = ("num_instances", "urls", "router")
+_SERVER_KEYS = ("num_instances", "urls", "router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +110,15 @@ def read_pool(spec: TrtllmSpec) -> DisaggPool:
     for key in whole:
         if key in _READ:
             continue
-        if key in _ELSEWHERE:
-            unused.append(f"{key} (here: {_ELSEWHERE[key]})")
-        elif near := nearest(key, (*_READ, *_ELSEWHERE), cutoff=0.75):
+        if key in _OTHER_SETTINGS:
+            unused.append(f"{key} (here: {_OTHER_SETTINGS[key]})")
+        elif near := nearest(key, (*_READ, *_OTHER_SETTINGS), cutoff=0.75):
             raise ValueError(f"unknown key {key[:80]!r}: did you mean {near}?")
         else:  # their orchestrator hands it to both lists of servers, which run already here
             unused.append(f"{key[:80]} (unknown; an option of the servers themselves?)")
     for name in _SERVERS:
         servers = _mapping(whole.get(name, {}), name)
-        unused += [f"{name}.{str(k)[:80]}" for k in servers if k not in _OF_SERVERS[:2]]
+        unused += [f"{name}.{str(k)[:80]}" for k in servers if k not in _SERVER_KEYS[:2]]
     workers = _workers(spec, whole)
     cluster = _cluster(whole.get("disagg_cluster"))
     if not workers and cluster is None:
@@ -213,7 +213,7 @@ def _whole_number(value: Any, where: str, least: int, most: int) -> int:
 _KEYS_MAX = 8_192
 _KEY_CHARS, _VALUE_CHARS = 512, 4_096
 _TTL_MAX_S = 86_400.0
-_STOPPING_S = 5.0  # a worker that signed off is reported as stopping for this long
+_STOPPING_S = 5.0  # time for which a worker that signed off is reported as stopping, seconds
 _ROLES: tuple[Role, ...] = ("prefill", "decode")  # their numbers: context 0, generation 1
 
 
@@ -471,7 +471,7 @@ class StorePort:
         return json_response({"result": result}, 200 if result else 400)
 
 
-_AGAIN_S = 1.0  # an address or a token that could not be had
+_AGAIN_S = 1.0  # pause before another try to get an address or a token, seconds
 
 
 class TrtllmSource:

@@ -13,9 +13,9 @@ from router.doctor.evidence import EngineEvidence, Evidence, ServerEvidence
 from router.doctor.report import Change, Diagnosis, number
 
 KV_FULL = 0.8  # share in use from which memory is the limit
-AT_LIMIT = 0.95  # of the largest batch
+AT_LIMIT = 0.95  # share of the largest batch from which a batch counts as full
 WAITING = 0.2  # share of the active requests: fewer only wait for their first step
-SOME = 0.5  # requests, on average: fewer are none
+SOME = 0.5  # mean number of requests below which there are practically none
 LONG_PROMPT = 1024  # tokens whose prefill delays other requests noticeably
 _GUARANTEED, _UTMOST = "guaranteed_no_evict", "max_utilization"
 

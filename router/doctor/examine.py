@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 MAX_SERVERS = 64
 LEAST_S, MOST_S = 0.2, 600.0
-_LOOKS_A_SECOND = 1.0
-_LEAST_LOOKS = 4
+_SAMPLES_PER_S = 1.0
+_MIN_SAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class _Examination:
         await self._look()
         loads = [asyncio.create_task(probe.load()) for probe in probes]
         clock, seconds = asyncio.get_running_loop().time, self.options.seconds
-        looks, begun_s = max(_LEAST_LOOKS, round(seconds * _LOOKS_A_SECOND)), clock()
+        looks, begun_s = max(_MIN_SAMPLES, round(seconds * _SAMPLES_PER_S)), clock()
         try:
             for look in range(1, looks + 1):
                 wait_s = max(begun_s + seconds * look / looks - clock(), 0.0)

@@ -39,7 +39,7 @@ from router.engines.adapter import (
 from router.engines.vllm import RENDERER, is_renderer
 
 _TRITON_METRICS_PORT = 8002
-_MOST_TOLD = 64  # settings of an engine
+_MAX_SETTINGS = 64  # most settings of an engine that are shown
 Table = Mapping[str, Any]
 
 
@@ -264,4 +264,4 @@ def check_url(url: str) -> None:
 def _flat(told: Table) -> dict[str, str]:
     """Return the first settings in a table that are not tables themselves, as text."""
     plain = {k: str(v) for k, v in told.items() if isinstance(v, str | int | float | bool)}
-    return dict(list(plain.items())[: 8 * _MOST_TOLD])
+    return dict(list(plain.items())[: 8 * _MAX_SETTINGS])

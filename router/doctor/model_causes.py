@@ -13,12 +13,12 @@ from router.doctor.report import Change, Diagnosis, number
 
 MIN_REQUESTS = 3  # with fewer requests nothing can be judged
 LONG_WAIT = 2.0  # executions that a request waits for; joining the next batch takes a wait of one
-FULL = 0.9  # of the largest batch
+FULL = 0.9  # share of the largest batch from which a batch counts as full
 BUSY, CALM = 0.8, 0.7  # shares of the instances' time
-SINGLE = 1.1  # mean batch: no requests were joined
+SINGLE = 1.1  # mean batch size up to which requests count as not batched
 _MOSTLY, _ALL = 0.5, 1.1  # of an execution's time, which a model that it asks takes
-_LLM = ("tensorrtllm", "vllm")  # backends that schedule by themselves
-_BATCHED = 8  # a batch size to begin with if none is known
+_LLM_BACKENDS = ("tensorrtllm", "vllm")  # backends that schedule requests themselves
+_FIRST_BATCH = 8  # batch size to begin with if none is known
 
 
 def busy_model(m: ModelEvidence) -> bool:
@@ -30,7 +30,9 @@ def is_llm(server: ServerEvidence, m: ModelEvidence) -> bool:
     """Return whether the model is an LLM engine that schedules by itself, so that Triton's batch
     sizes do not describe it.
     """
-    return m.config.backend in _LLM or any(e.model == m.config.name for e in server.engines)
+    return m.config.backend in _LLM_BACKENDS or any(
+        e.model == m.config.name for e in server.engines
+    )
 
 
 def queues(m: ModelEvidence, times: float = LONG_WAIT) -> bool:
@@ -88,11 +90,11 @@ def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
         f"dynamic_batching is there, but max_batch_size is {config.max_batch_size}: requests wait "
         f"{ms(m.queue_s)} for executions of {ms(m.service_s)}, one at a time"
     )
-    to = f"{_BATCHED} or more, with a batch dimension in the model"
+    to = f"{_FIRST_BATCH} or more, with a batch dimension in the model"
     return Diagnosis(
         told,
         (Change("max_batch_size", str(config.max_batch_size), to),),
-        min(m.waiting, _BATCHED - 1),
+        min(m.waiting, _FIRST_BATCH - 1),
     )
 
 
@@ -436,8 +438,8 @@ def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diag
         f"{ms(m.service_s)})"
     )
     changes = (
-        Change("instance_group.count", "1", str(min(1 + math.ceil(m.waiting), _BATCHED))),
-        Change("or max_batch_size", "0", f"{_BATCHED} with dynamic_batching {{ }}"),
+        Change("instance_group.count", "1", str(min(1 + math.ceil(m.waiting), _FIRST_BATCH))),
+        Change("or max_batch_size", "0", f"{_FIRST_BATCH} with dynamic_batching {{ }}"),
     )
     return Diagnosis(told, changes, m.waiting)
 

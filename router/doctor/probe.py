@@ -25,8 +25,8 @@ from router.engines.adapter import fetch
 
 MAX_ANSWER_BYTES = 16 << 20
 WARM_UP = 2  # requests that are not measured: a Python model's first take ten times as long
-STAGE_ROUNDS = 6  # requests of each of those at once, in a stage
-_FREE = 16  # values for a dimension of any length
+STAGE_ROUNDS = 6  # requests that each concurrent client sends in a stage
+_FREE_DIMENSION = 16  # size that is used for a dimension of variable size
 _OUTPUT_TOKENS = 16
 _PROMPT = "What makes a batch?"
 _FLOATS, _STRING, _BOOL = ("TYPE_FP32", "TYPE_FP64"), "TYPE_STRING", "TYPE_BOOL"
@@ -231,7 +231,7 @@ def _request(server: ExaminedServer, config: TritonModelConfig) -> tuple[str, by
 
 
 def _shape(tensor: Tensor) -> list[int]:
-    return [_FREE if size < 0 else size for size in tensor.dims]
+    return [_FREE_DIMENSION if size < 0 else size for size in tensor.dims]
 
 
 def _values(tensor: Tensor) -> list[Any] | None:

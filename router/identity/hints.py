@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from router.identity.body_fields import context_in
 
 PRIORITY_HEADERS = ("x-dynamo-request-priority", "x-dynamo-request-strict-priority")
-_MOST = 2**31 - 1
+_MAX_PRIORITY = 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 _TIERS = {"priority": -1, "fast": -1, "flex": 1}
 
@@ -57,8 +57,8 @@ def hints_in(headers: Mapping[str, str], values: Mapping[str, Any]) -> Hints:
 def _whole(value: Any) -> int | None:
     """Return `value` limited to 32 bits if it is a whole number; None for anything else."""
     if type(value) is float and (value.is_integer() or math.isinf(value)):
-        return int(min(max(value, -_MOST), _MOST))
-    return min(max(value, -_MOST), _MOST) if type(value) is int else None
+        return int(min(max(value, -_MAX_PRIORITY), _MAX_PRIORITY))
+    return min(max(value, -_MAX_PRIORITY), _MAX_PRIORITY) if type(value) is int else None
 
 
 def _number_of(text: str | None) -> int | None:

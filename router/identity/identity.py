@@ -160,7 +160,7 @@ class IdentityReader:
 
 
 _DIGEST_BYTES = 16
-_MAX_SESSION_CHARS = 1_024  # of the operator's header
+_MAX_SESSION_CHARS = 1_024  # longest session id taken from the operator's header, characters
 _ALWAYS_READ = frozenset({"prompt_cache_key", "user"})
 # llm-d's headers for the id to which a request is counted (gateway API inference extension).
 _FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")

@@ -20,7 +20,7 @@ from router.record.request_record import DEADLINE
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 
-_OURS = 500
+_ROUTER_ERROR = 500
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _GAP_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
 
@@ -104,7 +104,7 @@ class RequestMetrics(Collector):
         """Count an answered error by its status: 500 is the router's fault, all others the
         client's.
         """
-        if status == _OURS:
+        if status == _ROUTER_ERROR:
             self.internal_errors += 1
         else:
             self.client_errors[str(status)] += 1

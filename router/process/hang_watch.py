@@ -21,9 +21,9 @@ from router.record.logs import worth_a_line
 log = logging.getLogger(__name__)
 
 
-HUNG_STATUS = 70  # of the process (sysexits.h, EX_SOFTWARE): nothing else ends with it
-_LOOKS = 4  # within the time that is too long
-_CPU_FACTOR = 3.0  # so many times that, in CPU time during which no thread of Python's ran
+HUNG_STATUS = 70  # exit status after a hang (sysexits.h, EX_SOFTWARE); nothing else uses it
+_CHECKS = 4  # checks within the time after which the process counts as hung
+_CPU_FACTOR = 3.0  # times that limit, in CPU time, without a turn of any Python thread
 # The CPU time of this thread, if Linux reports it; elsewhere all time counts as the thread's own.
 THREAD_USE: Callable[[], Use] | None = (
     partial(resource.getrusage, resource.RUSAGE_THREAD) if sys.platform == "linux" else None
@@ -90,7 +90,7 @@ class HangWatch:
 
     def _watch(self) -> None:
         suspected_s = float("inf")  # a call that was too long at the last look
-        while not self._over.wait(self._hang_s / _LOOKS):
+        while not self._over.wait(self._hang_s / _CHECKS):
             self._wind_up()
             since_s = self._guard.since_s
             if self._clock() - since_s < self._hang_s:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-_BEAT_S = 1.0  # between two beats, at the most
-_THREAD_S = 5.0  # a turn of the relay's thread takes microseconds
+_BEAT_S = 1.0  # longest interval between two beats, seconds
+_THREAD_S = 5.0  # timeout for one turn of the relay's thread, which takes microseconds
 
 
 def notify(*lines: str) -> None:

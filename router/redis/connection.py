@@ -22,8 +22,8 @@ from redis.exceptions import ClusterDownError, RedisClusterException, ResponseEr
 
 from router.redis.url import Address, RedisUrl, redacted
 
-_MOST_CHARS = 200
-_MOVING = "moves our keys to another node"
+_MAX_CHARS = 200
+_MOVING_KEYS = "moves our keys to another node"
 
 # A part of an error's text, and its meaning.
 _TEXTS = MappingProxyType(
@@ -59,8 +59,8 @@ _CLASSES = (
     (redis.OutOfMemoryError, "is out of memory (maxmemory): it needs more, or not to be shared"),
     (redis.BusyLoadingError, "is loading its data"),
     (redis.MovedError, "is one node of a cluster: use redis+cluster://"),
-    (redis.AskError, _MOVING),
-    (redis.TryAgainError, _MOVING),
+    (redis.AskError, _MOVING_KEYS),
+    (redis.TryAgainError, _MOVING_KEYS),
     (redis.MasterDownError, "is a replica without its master"),
     (redis.ClusterDownError, "is a cluster that is down"),
 )
@@ -77,13 +77,13 @@ def reason_of(error: BaseException) -> str:
     for kind, meaning in _CLASSES:
         if isinstance(error, kind):
             return meaning
-    return f"fails: {type(error).__name__}: {text[:_MOST_CHARS]}"
+    return f"fails: {type(error).__name__}: {text[:_MAX_CHARS]}"
 
 
 Command = tuple[Any, ...]
 
-ANSWER_S = 0.8  # beyond it Redis counts as away
-_ASKED_S = 0.4  # each sentinel or node
+ANSWER_S = 0.8  # after this time without an answer Redis counts as unreachable, seconds
+_NODE_TIMEOUT_S = 0.4  # timeout of each sentinel or cluster node, seconds
 _COMMON: Mapping[str, Any] = MappingProxyType({"protocol": 2})
 
 
@@ -194,5 +194,5 @@ def _client_options() -> dict[str, Any]:
     """Return the arguments for a client of sentinels or cluster nodes, which asks one question
     without retries.
     """
-    timeouts = {"socket_timeout": _ASKED_S, "socket_connect_timeout": _ASKED_S}
+    timeouts = {"socket_timeout": _NODE_TIMEOUT_S, "socket_connect_timeout": _NODE_TIMEOUT_S}
     return {**_COMMON, **timeouts, "retry": Retry(NoBackoff(), 0)}

@@ -23,8 +23,8 @@ Kind = Literal["server", "sentinel", "cluster"]
 Address = tuple[str, int]
 
 MOST_CHARS = 4_096
-_MOST_HOSTS = 64
-_MOST_DATABASE = 1 << 20
+_MAX_HOSTS = 64
+_MAX_DATABASE = 1 << 20
 _KINDS = MappingProxyType({"": "server", "+sentinel": "sentinel", "+cluster": "cluster"})
 _PORTS = MappingProxyType({"server": 6_379, "sentinel": 26_379, "cluster": 6_379})
 _SCHEME = re.compile(r"(redis|rediss)(|\+sentinel|\+cluster)")
@@ -122,11 +122,9 @@ def address_text(host: str, port: int) -> str:
 
 def _addresses(text: str, kind: Kind) -> tuple[Address, ...]:
     parts = text.split(",")
-    if len(parts) > (1 if kind == "server" else _MOST_HOSTS):
+    if len(parts) > (1 if kind == "server" else _MAX_HOSTS):
         several = (
-            f"at most {_MOST_HOSTS}"
-            if kind != "server"
-            else "several only with +sentinel, +cluster"
+            f"at most {_MAX_HOSTS}" if kind != "server" else "several only with +sentinel, +cluster"
         )
         raise ValueError(f"names {len(parts)} hosts: {several}")
     found = []
@@ -156,7 +154,7 @@ def _path(path: str, kind: Kind) -> tuple[str, int]:
         return service, 0
     if kind == "cluster":
         raise ValueError("names a database, of which a cluster has only one: leave it out")
-    if not (path.isascii() and path.isdigit() and len(path) < 8 and int(path) <= _MOST_DATABASE):
+    if not (path.isascii() and path.isdigit() and len(path) < 8 and int(path) <= _MAX_DATABASE):
         raise ValueError("the database, behind the last /, must be a number")
     return service, int(path)
 

@@ -35,13 +35,13 @@ from router.replicas.subscriber import Names, RequestSubscriber
 log = logging.getLogger(__name__)
 
 RETELL = b"r"
-HEAD = struct.Struct("<I")  # of a frame: its length
+HEAD = struct.Struct("<I")  # of a frame: its length in bytes
 GONE_FRAME = HEAD.pack(0)
 MOST_BYTES = 1 << 20  # of a message
-_BEAT_S = 0.5  # without news: then a message says that the router is there
-_FLUSH_S = 0.005  # between two messages, so that events of a flood are sent together
-_KNOWN_S = 2.0  # for the first account of the router before, which serves meanwhile
-_REST_S = 1.0  # for the rest of a message whose beginning has arrived
+_BEAT_S = 0.5  # after this time without news an empty message is sent as a sign of life
+_FLUSH_S = 0.005  # pause between two messages, so that many events are sent together
+_FIRST_REPORT_S = 2.0  # for the first account of the router before, which serves meanwhile
+_REST_S = 1.0  # timeout for the rest of a message that has begun to arrive
 
 
 class OpenRequestReporter:
@@ -204,12 +204,12 @@ class FormerRouters:
     async def follow(self, line: socket.socket, shares: str) -> None:
         """Read the reports of the router at the other end of `line`.
 
-        Returns once all of its requests are known, or after `_KNOWN_S` seconds. Before `serve`,
-        this router does not ask it for full reports.
+        Returns once all of its requests are known, or after `_FIRST_REPORT_S` seconds. Before
+        `serve`, this router does not ask it for full reports.
         """
         former = self._begin(line, shares)
         if former.subscriber is not None:
-            await self._until(former.in_sync, former, _KNOWN_S)
+            await self._until(former.in_sync, former, _FIRST_REPORT_S)
             log.info("hot_restart: the earlier router has %d requests at workers", self.requests)
 
     async def wait_until_gone(self) -> None:

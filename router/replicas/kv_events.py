@@ -400,11 +400,11 @@ def _dump_now(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:
 
 log = logging.getLogger(__name__)
 
-_LINK_S = 1.0  # for the link to come up, once
-_COPY_S = 10.0  # for a copy; live batches are kept meanwhile
+_LINK_S = 1.0  # time that the link has to come up, once, seconds
+_COPY_S = 10.0  # timeout of a copy, seconds; live batches are kept meanwhile
 _CATCH_UP_S = 0.25  # for this router's own events to reach the state of the peer's copy
-_LOOK_S = 0.01
-_TRIES = 3  # a copy that ends before the first batch that came to us is proven by none
+_CHECK_S = 0.01
+_MAX_COPIES = 3  # a copy that ends before the first batch that came to us is proven by none
 
 
 class Borrowing:
@@ -430,7 +430,7 @@ class Borrowing:
         did.
         """
         await self._linked()
-        for _ in range(_TRIES):
+        for _ in range(_MAX_COPIES):
             worker = self._workers.get(worker_id)
             if worker is None or not self._fan.connected or worker.kv.exact:
                 return False
@@ -465,10 +465,10 @@ class Borrowing:
 
     @staticmethod
     async def _until(reached: Callable[[], bool], most_s: float) -> None:
-        for _ in range(round(most_s / _LOOK_S)):
+        for _ in range(round(most_s / _CHECK_S)):
             if reached():
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     def _take(self, worker_id: int, copy: CacheSnapshot) -> bool:
         worker = self._workers.get(worker_id)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MOST_LEASES = 4_096
 MOST_KEY_CHARS = 2_048
-_TRUSTED = 0.9  # of its time, by our clock
+_TRUSTED_SHARE = 0.9  # share of a lease's time, by this router's clock, for which it counts as held
 
 # Tokens are at least the server's time: they grow also over a Redis that forgot everything.
 TAKE = """
@@ -157,7 +157,7 @@ class Leases:
         for what, token in zip(requested, replies, strict=True):
             lease = self._requested.get(what)
             if isinstance(token, int) and token > 0 and lease is not None:
-                self._taken(lease, token, sent_s + self._lease_s * _TRUSTED)
+                self._taken(lease, token, sent_s + self._lease_s * _TRUSTED_SHARE)
             elif lease is not None:
                 if isinstance(token, Exception):
                     self._complain(what, token)
@@ -214,7 +214,7 @@ class Leases:
 
 
 LEASE_PREFIX = "kv-events:"
-_ALONE_S = 1.0  # that a candidate waits if it knows of no other reader
+_ALONE_S = 1.0  # wait of a candidate that knows of no other reader, seconds
 
 
 class ReaderCandidate(Protocol):

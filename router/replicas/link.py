@@ -62,7 +62,7 @@ GOODBYE = b"bye"
 
 KEPT_ENTRIES = 1_024
 KEPT_BYTES = 16 << 20
-_WORD_BYTES = 64  # of an entry besides its payload, by a rough count
+_ENTRY_BYTES = 64  # approximate size of an entry without its payload
 
 
 class OwnStream:
@@ -91,7 +91,7 @@ class OwnStream:
         """Note the id of the new entry, which is Redis' reply to an XADD."""
         if not isinstance(entry_id, bytes):
             return
-        size_bytes = payload_bytes + _WORD_BYTES
+        size_bytes = payload_bytes + _ENTRY_BYTES
         self._entries.append((entry_id, size_bytes))
         self._kept_bytes += size_bytes
         while len(self._entries) > KEPT_ENTRIES or self._kept_bytes > KEPT_BYTES:
@@ -101,8 +101,8 @@ class OwnStream:
 
 log = logging.getLogger(__name__)
 
-_BLOCK_S = 0.5  # that Redis keeps a reader waiting
-_MOST_AT_ONCE = 16  # entries of one peer in one read
+_BLOCK_S = 0.5  # time for which a read waits in Redis, seconds
+_MAX_ENTRIES = 16  # most entries of one peer in one read
 # Between two reads, so that messages of several peers are read together: an event is known after a
 # flush, most of the next one, and the way.
 _PACE_FLUSHES, _MOST_PACE_S = 0.75, 0.01
@@ -138,7 +138,7 @@ class StreamReader:
             peers = list(self._read)
             streams = [link.keys.arrivals, *map(link.keys.stream, peers)]
             ids = [self._arrivals, *(self._read[peer] for peer in peers)]
-            command = ("XREAD", "COUNT", _MOST_AT_ONCE, "BLOCK", block_ms, "STREAMS", *streams)
+            command = ("XREAD", "COUNT", _MAX_ENTRIES, "BLOCK", block_ms, "STREAMS", *streams)
             (reply,) = await self._wire.call(
                 [(*command, *(f"{ms}-{number}" for ms, number in ids))], _BLOCK_S + ANSWER_S
             )
@@ -264,10 +264,10 @@ def _id(text: bytes) -> Id:
 
 
 BEAT_S = 0.5
-_LOOK_S = 0.05  # between two looks if no news are signalled
+_CHECK_S = 0.05  # interval between two checks for news if none are signalled, seconds
 _FLUSH_MESSAGES = 16  # messages in one flush
-_REGISTRY_S = 86_400.0  # after the last beat of all
-_STREAM_LEASES = 10.0  # a stream outlives its replica by so many leases
+_REGISTRY_S = 86_400.0  # the registry expires this long after the last beat of any router, seconds
+_STREAM_LEASES = 10.0  # lease times by which a stream outlives its replica
 
 
 class Connected:
@@ -321,7 +321,7 @@ class Connected:
         await asyncio.sleep(max(self._flushed_s + link.flush_s - link.clock(), 0.0))
         if not self._news.is_set():  # in a flood it is by now: that took one turn of the loop
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_CHECK_S):
                     await self._news.wait()
         self._news.clear()
         self._flushed_s = link.clock()
@@ -419,9 +419,9 @@ class Connected:
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5  # between attempts to connect
-_PROVEN_S = 5.0  # up for so long: the next attempt comes soon again
+_PROVEN_S = 5.0  # after a connection of this length the next attempt follows soon, seconds
 _GOODBYE_S = 1.0
-_AGREE_LOOK_S = 0.1  # between looks whether somebody is alive who differs
+_AGREE_CHECK_S = 0.1  # interval between two checks for a live router with other settings, seconds
 
 
 class Link:
@@ -516,7 +516,7 @@ class Link:
         suspects = {name: entry for name, entry in first.items() if self._differs(entry)}
         until_s = self.clock() + self.lease_s
         while suspects and self.clock() < until_s:  # to see whether its heartbeat continues
-            await asyncio.sleep(_AGREE_LOOK_S)
+            await asyncio.sleep(_AGREE_CHECK_S)
             now = await self._others(wire)
             for name, entry in suspects.items():
                 if name in now and now[name].beat != entry.beat and self._differs(now[name]):

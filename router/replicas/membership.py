@@ -29,7 +29,7 @@ from router.replicas.settings import ReplicaTerms
 
 _IDENTITY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9a-f]{16}")
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
-_MOST_NAME_CHARS = 64
+_MAX_NAME_CHARS = 64
 
 
 def new_identity(name: str) -> str:
@@ -39,7 +39,7 @@ def new_identity(name: str) -> str:
     `name` is the configured name, or "" for the host's name.
     """
     if not name:
-        name = _STRANGE.sub("-", socket.gethostname()).lstrip("._-")[:_MOST_NAME_CHARS] or "router"
+        name = _STRANGE.sub("-", socket.gethostname()).lstrip("._-")[:_MAX_NAME_CHARS] or "router"
     return f"{name}@{secrets.token_hex(8)}"
 
 
@@ -97,7 +97,7 @@ TOKENIZER = "tokenizer"
 SALTS = "api_keys_file (tenants' salts)"
 VERSION = "version of messages"
 _DIGEST_CHARS = 16
-_MOST_CHARS = 200
+_MAX_CHARS = 200
 _ABSENT = "nothing"
 
 
@@ -157,7 +157,7 @@ def refusal(peer: str, how: str) -> ReplicaRefusedError:
 
 
 def _short(text: str) -> str:
-    if len(text) <= _MOST_CHARS:
+    if len(text) <= _MAX_CHARS:
         return text
     return f"sha256:{sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]}"
 
@@ -195,9 +195,9 @@ def _salts(path: Path) -> str:
 
 
 MOST_PEERS = 255
-FIELDS = 1_024  # of the registry, read at once
-_MOST_ENTRY_BYTES = 16 << 10
-_MOST_GONE = 1_024  # most gone peers that are remembered, to recognize those that return
+FIELDS = 1_024  # fields of the registry that one command reads
+_MAX_ENTRY_BYTES = 16 << 10
+_MAX_GONE = 1_024  # most departed peers that are remembered, to recognize those that return
 
 Text = Annotated[str, Meta(max_length=512)]
 
@@ -221,7 +221,7 @@ def entry_text(entry: Entry) -> bytes:
 
 def read_entry(text: bytes) -> Entry | None:
     """Return the entry in this JSON, or None if it is malformed."""
-    if len(text) > _MOST_ENTRY_BYTES:
+    if len(text) > _MAX_ENTRY_BYTES:
         return None
     try:
         return _DECODER.decode(text)
@@ -325,5 +325,5 @@ class Membership:
         peer = self.peers.pop(identity, None)
         if peer is not None:
             self._gone[identity] = peer.entry.beat
-            if len(self._gone) > _MOST_GONE:
+            if len(self._gone) > _MAX_GONE:
                 del self._gone[next(iter(self._gone))]

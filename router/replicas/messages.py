@@ -26,7 +26,7 @@ from msgspec import Meta
 PIECE_BYTES = 64 << 10
 MAX_BATCH_PIECES = 64  # a longer batch is replaced by a snapshot
 MAX_SNAPSHOT_PIECES = 1 << 12  # 15 million blocks
-UNREAD = 0  # a token that no lease has: no replica reads this worker for others
+UNREAD = 0  # token for a worker that no replica reads for others; no lease has it
 
 _Name = Annotated[str, Meta(max_length=2_048)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 62)]

@@ -72,7 +72,7 @@ class SnapshotBudget:
         self._left_bytes -= size_bytes
 
 
-_QUEUED_BYTES = 8 << 20  # beyond it peers get a snapshot instead
+_MAX_QUEUED_BYTES = 8 << 20  # when more bytes of events wait, peers get a snapshot instead
 
 Place = tuple[int, int]  # token and number: all batches before it are known
 NOWHERE: Place = (0, 0)
@@ -146,7 +146,7 @@ class WorkerPublisher:
         that peers need a snapshot.
         """
         pieces = pieces_of(payload)
-        if len(pieces) > MAX_BATCH_PIECES or self._size_bytes + len(payload) > _QUEUED_BYTES:
+        if len(pieces) > MAX_BATCH_PIECES or self._size_bytes + len(payload) > _MAX_QUEUED_BYTES:
             self.drop()
             return False
         number, self.number = self.number, self.number + 1
@@ -373,11 +373,11 @@ class KvPublisher:
 
 
 _MESSAGE_BYTES = 128 << 10  # of events, by a rough count; one alone may have twice as many
-_PLAIN_BYTES = 160  # of an event without its chains
-_GROWTH_TOKENS = 64  # of an answer, that are worth telling
+_PLAIN_BYTES = 160  # approximate size of an event without its chains
+_GROWTH_TOKENS = 64  # growth of an answer from which it is reported, tokens
 _SILENT_S = 0.5  # without a message, after which an empty one shows that none was missed
-_RETELL_S = 0.2  # at least, between two full reports, each of which lists all open requests
-_QUEUED = 200_000  # most unsent events; beyond it a full report replaces them
+_RESEND_S = 0.2  # least time between two full reports, each of which lists all open requests
+_MAX_QUEUED = 200_000  # most unsent events; a full report replaces more
 
 
 @dataclass(slots=True)
@@ -496,7 +496,7 @@ class RequestPublisher(RequestListener):
         """Return the next message, or None if there is nothing to send."""
         if not self._connected:
             return None
-        due = self._retell and now_s - self._retold_s >= _RETELL_S
+        due = self._retell and now_s - self._retold_s >= _RESEND_S
         if self._untold or (due and not (self._parts or self._queue)):
             self._untold = self._retell = False
             self._retold_s = now_s
@@ -526,7 +526,7 @@ class RequestPublisher(RequestListener):
     # --- inside -----------------------------------------------------------------------------
 
     def _queue_event(self, one: RequestEvent) -> None:
-        if len(self._queue) >= _QUEUED:
+        if len(self._queue) >= _MAX_QUEUED:
             self._drop_queue()
         elif not self._untold:
             self._queue.append(one)

@@ -23,8 +23,8 @@ from router.replicas.subscriber import (
 
 log = logging.getLogger(__name__)
 
-_PEERS = 256  # heard at once
-_WANT_S = 0.5  # between two requests to a peer for a full report
+_MAX_PEERS = 256  # peers whose messages are kept apart at once
+_REQUEST_S = 0.5  # interval between two requests to a peer for a full report, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Sharing:
     def outgoing(self, now_s: float) -> bytes | None:
         """Return the next message, or None if there is nothing to send."""
         wants: tuple[str, ...] = ()
-        if now_s - self._requested_s >= _WANT_S:
+        if now_s - self._requested_s >= _REQUEST_S:
             wants = tuple(
                 name for name, subscriber in self._subscribers.items() if not subscriber.in_sync
             )
@@ -109,7 +109,7 @@ class Sharing:
         """Process a peer's message, which may be malformed."""
         subscriber = self._subscribers.get(peer)
         if subscriber is None:
-            if len(self._subscribers) >= _PEERS or peer == self.identity:
+            if len(self._subscribers) >= _MAX_PEERS or peer == self.identity:
                 return
             requests = self._core.peer_requests
             subscriber = RequestSubscriber(

@@ -29,7 +29,7 @@ from router.replicas.messages import (
 from router.replicas.publisher import Dump, SnapshotBudget
 
 # Workers; a peer that asks for more gets no answer, and asks again or elsewhere.
-_MOST_ASKED = 1 << 14
+_MAX_REQUESTED = 1 << 14
 
 
 class SnapshotLender:
@@ -55,7 +55,7 @@ class SnapshotLender:
 
     def on_request(self, name: str) -> None:
         """Note that a peer asks for a snapshot of this worker."""
-        if len(self._asked) < _MOST_ASKED:
+        if len(self._asked) < _MAX_REQUESTED:
             self._asked[name] = None
             self._on_news()
 
@@ -111,9 +111,9 @@ class SnapshotLender:
         self._on_news()
 
 
-_AT_ONCE = 4  # workers requested at a time; others wait
-_ASK_AGAIN_S = 0.5  # the first time, the peer may not hear us yet
-_PATIENCE_S = 2.0  # to wait for a peer that sends nothing
+_MAX_LOANS = 4  # workers whose snapshots are requested at a time; others wait
+_ASK_AGAIN_S = 0.5  # after the first request the peer may not read this router's messages yet
+_PATIENCE_S = 2.0  # timeout for a peer that sends nothing, seconds
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class SnapshotBorrower:
     def fetch(self, now_s: float, room_bytes: int) -> tuple[KvAsked, ...]:
         """Return the requests to send to peers now, about `room_bytes` bytes of them."""
         message: list[KvAsked] = []
-        for loan in list(islice(self._loans.values(), _AT_ONCE)):
+        for loan in list(islice(self._loans.values(), _MAX_LOANS)):
             if now_s - loan.last_message_s > _PATIENCE_S and not self._request_from_next_peer(
                 loan, now_s
             ):

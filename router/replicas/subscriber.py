@@ -60,8 +60,8 @@ class Names:
         return self._ids.get(name)
 
 
-_KEPT = 1 << 17  # most requests of one peer that are kept apart
-_UNKNOWN = 0  # the number of a request at an unknown worker
+_MAX_REQUESTS = 1 << 17  # most requests of one peer that are tracked one by one
+_UNKNOWN = 0  # number of a request at an unknown worker
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class RequestSubscriber:
             if self._retold is not None and self._worker[sent.request_id] == sent.worker:
                 return
             self._end(sent.request_id, now_s)  # the peer sent it again, and its end was missed
-        if len(self._ours) >= _KEPT:
+        if len(self._ours) >= _MAX_REQUESTS:
             self.counters.beyond += 1
             return
         self._worker[sent.request_id] = sent.worker
@@ -226,7 +226,7 @@ def _finish(ended: Ended, number: int, now_s: float) -> Finish | None:
 
 
 _ASK_AGAIN_S = 0.5
-_REFUSED_S = 10.0  # after a snapshot that could not be used
+_REFUSED_S = 10.0  # pause after a snapshot that could not be used, seconds
 
 KvFact = KvEvents | KvCopied | KvHeard
 

@@ -21,7 +21,7 @@ from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
-_ANYBODY = KeyTerms()
+_NO_KEY_TERMS = KeyTerms()
 
 
 class Account:
@@ -56,7 +56,7 @@ class Account:
         """Return what the request's API key allows, or what is allowed without a key if it has
         none.
         """
-        return _ANYBODY if self._key is None else self._key.terms
+        return _NO_KEY_TERMS if self._key is None else self._key.terms
 
     def trace_id(self) -> str | None:
         """Return the request's trace id as 32 hexadecimal digits, or None if it has no trace id.

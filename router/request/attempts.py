@@ -36,8 +36,8 @@ from router.upstream.client_reply import ClientReply, Reply
 from router.upstream.edited_reply import EditedReply
 
 # Refusals of the core in whose place the client gets a worker's words.
-_SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
-_QUICK_TOKENS = 4_096.0  # of a prompt: no worker is silent for long that computes these alone
+_WORKER_CODES = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
+_QUICK_TOKENS = 4_096.0  # prompt tokens that every worker computes without a long silence
 
 
 class Attempts:
@@ -194,7 +194,7 @@ class Attempts:
         """Return the answer for a refused request: a worker's own error answer if that led to the
         refusal, otherwise the router's.
         """
-        if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
+        if state.last_refusal is not None and reject.code in _WORKER_CODES:
             reply: Reply | None = state.kept_open
             if reply is None:
                 headers = state.account.headers()

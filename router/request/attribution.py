@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-_SESSIONS_MAX = 4_096  # the latest ones
+_SESSIONS_MAX = 4_096  # sessions that are remembered, the latest ones
 
 
 class AttributionLines:

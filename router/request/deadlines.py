@@ -18,7 +18,7 @@ from router.record.request_record import DEADLINE
 from router.upstream.client_reply import Reply
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
-_MOST_MS = 86_400_000
+_MAX_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,6 @@ def late_answer(reply: Reply) -> Answer:
 
 
 def _seconds(name: str, text: str) -> float:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) <= _MOST_MS):
-        raise ClientError(400, f"{name} must be milliseconds, 0..{_MOST_MS}; 0: no deadline", name)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) <= _MAX_MS):
+        raise ClientError(400, f"{name} must be milliseconds, 0..{_MAX_MS}; 0: no deadline", name)
     return int(text) / 1e3

@@ -46,7 +46,7 @@ from router.record.recorder import FactRecorder
 
 log = logging.getLogger(__name__)
 
-_DOUBTS = {
+_DOUBTED_HITS_LOGS = {
     "overflow": "%(worker)s: its KV events tell of more blocks than it has room for: all of "
     "them forgotten; its hits count to %(percent).0f %%",
     "refuted": "%(worker)s: answers keep finding less than its KV events promise: its hits "
@@ -56,12 +56,12 @@ _DOUBTS = {
     "sizes": "%(worker)s: its KV events are of no use: their blocks have several sizes; "
     "the router estimates its cache",
 }
-_PANIC = {
+_PANIC_LOGS = {
     True: "most workers of %s leave probes unanswered (%d of %d): as likely it is this router or "
     "its network; nothing moves, and new requests wait for one that answers",
     False: "most workers of %s answer again (%d of %d are silent): requests go to them as before",
 }
-_OTHERS = {
+_OTHER_LOAD_LOGS = {
     True: "%.0f %% of the requests at the workers are not of this router: what they do to caches "
     "and queues is not foreseen; let all routers of a pool share, and send clients to them only",
     False: "%.0f %% of the requests at the workers are not of this router: few again",
@@ -378,7 +378,7 @@ class Dispatcher:
             case Abandon():
                 self._fleet.given_up(action.worker_id)
             case Panic():
-                log.warning(_PANIC[action.begins], action.model, action.silent, action.workers)
+                log.warning(_PANIC_LOGS[action.begins], action.model, action.silent, action.workers)
             case Probe():
                 self._fleet.probe(action.worker_id, action.within_s)
             case Ejected():
@@ -395,7 +395,7 @@ class Dispatcher:
                     "worker": self._label(action.worker_id),
                     "percent": 100 * action.confidence,
                 }
-                log.warning(_DOUBTS[action.reason], known)
+                log.warning(_DOUBTED_HITS_LOGS[action.reason], known)
             case Followed(told_block_size=told, block_size=size) if told != size:
                 line = "%s: its KV events come in blocks of %d tokens, it says %d: followed"
                 log.warning(line, self._label(action.worker_id), size, told)
@@ -406,7 +406,7 @@ class Dispatcher:
                 line = "%s: answers find what its KV events promise: its hits count in full"
                 log.warning(line, self._label(action.worker_id))
             case Others():
-                log.warning(_OTHERS[action.many], 100 * action.share)
+                log.warning(_OTHER_LOAD_LOGS[action.many], 100 * action.share)
             case Busied():
                 line = "%s says that it is busy: others get its requests for %.1f s"
                 log.warning(line, self._label(action.worker_id), action.busy_s)

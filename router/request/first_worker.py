@@ -20,13 +20,13 @@ from router.request.state import RequestState
 from router.waiting.queue import Began
 
 _RETRY_AFTER_S = 30.0  # an engine's start takes minutes
-_PROBED_S = 1.0  # until the fleet has probed a worker that did not answer
-_ROUNDS = 3  # times that a request is placed again after it lost a worker
-_LOSSES = 1  # workers that had it and were lost: the request may be the cause
+_PROBED_S = 1.0  # time until the fleet has probed a worker that did not answer, seconds
+_MAX_ROUNDS = 3  # times that a request is placed again after it lost a worker
+_MAX_LOSSES = 1  # workers a request may lose; after more the request may be the cause
 # Refusals of the core that may mean that the last worker is gone, or about to be known as gone.
-_GONE = frozenset({"no_worker_available", "model_not_found", "worker_error"})
+_NO_WORKER_CODES = frozenset({"no_worker_available", "model_not_found", "worker_error"})
 # Failures by which a worker leaves, or was not there.
-_LEFT = frozenset({"connect", "timeout_connect", "early_close"})
+_LOST_WORKER_ERRORS = frozenset({"connect", "timeout_connect", "early_close"})
 
 
 class FirstWorkerWaits:
@@ -48,7 +48,7 @@ class FirstWorkerWaits:
         """
         if (
             state.waited_in_vain
-            or reject.code not in _GONE
+            or reject.code not in _NO_WORKER_CODES
             or (state.stream is not None and state.stream.begun)
             or not self._queue.may_wait(state.arrival)
         ):
@@ -57,8 +57,8 @@ class FirstWorkerWaits:
         if latest is None:
             return not self._queue.ready_workers(state.arrival.model)
         lost = sum(one.by_worker and one.error == "early_close" for one in state.attempts)
-        rounds_left = state.rounds_after_loss < _ROUNDS and lost <= _LOSSES
-        return rounds_left and latest.by_worker and latest.error in _LEFT
+        rounds_left = state.rounds_after_loss < _MAX_ROUNDS and lost <= _MAX_LOSSES
+        return rounds_left and latest.by_worker and latest.error in _LOST_WORKER_ERRORS
 
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
         """Wait for a worker of the request's model, and return None; or return why the request is

@@ -13,9 +13,9 @@ from router.http.reply import Sends, Timeouts, UpstreamRequest
 from router.request.pair_check import group_of
 from router.upstream.collected_reply import CollectedReply
 
-_ANSWER_BYTES = 1 << 16  # of the answer to a release
-_RELEASES_AT_ONCE = 32  # to one worker
-_MOST_RELEASES = 16_384  # of one worker; the KV of more is kept as long as its worker keeps it
+_ANSWER_BYTES = 1 << 16  # longest answer to a release, bytes
+_RELEASES_AT_ONCE = 32  # concurrent releases at one worker
+_MAX_RELEASES = 16_384  # of one worker; the KV of more is kept as long as its worker keeps it
 _RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itself
 
 
@@ -32,7 +32,7 @@ class Releases:
 
     def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
         """Queue a call that asks a worker to free KV; `leg` is the body of the call."""
-        waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
+        waiting = self._waiting.setdefault(upstream, deque(maxlen=_MAX_RELEASES))
         waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
         tasks = self._tasks.setdefault(upstream, set())
         if len(tasks) < _RELEASES_AT_ONCE:

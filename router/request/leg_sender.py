@@ -35,7 +35,7 @@ from router.request.token_ids import with_token_ids
 from router.upstream.client_reply import KEY_HEADERS, Reply, upstream_request
 from router.upstream.kept_open_reply import KeptOpenReply
 
-_UNCHANGED_EVERY = 64  # requests: one is sent as text where ids are forwarded, to be checked
+_UNCHANGED_EVERY = 64  # of so many requests, one is sent as text instead of token ids, as a check
 _NO_NAMES = frozenset[bytes]()
 _NO_HEADERS: tuple[Header, ...] = ()
 _PINGED = (PatientReply, KeptOpenReply)

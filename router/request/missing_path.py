@@ -22,13 +22,13 @@ from router.http.reply import (
 from router.request.refusals import denies_model, model_missing, queue_full
 
 _STATUSES = frozenset({404, 405, 501})
-_READ_BYTES = 16_384  # a longer answer is no "not found"
+_READ_BYTES = 16_384  # a longer answer cannot be a "not found"
 _FRAMING = RelayLimits()
 # Servers' texts for a path that they have not got: Starlette, which vLLM, SGLang, TensorRT-LLM and
 # Triton's frontend run on, for 404 and 405; our own engine by the beginning of its message.
 _DETAILS = frozenset({"Not Found", "Method Not Allowed"})
-_OURS = "no such path: "
-_LLAMA_CPP = "File Not Found"
+_ENGINE_TEXT = "no such path: "
+_LLAMA_CPP_TEXT = "File Not Found"
 
 
 class _ErrorText(msgspec.Struct):
@@ -175,5 +175,5 @@ def is_missing_path(status: int, body: bytes) -> bool:
     if isinstance(denial.error, str):  # Triton's
         return denial.error == "Not Found"
     if isinstance(denial.error, _ErrorText):
-        return denial.error.message.startswith((_OURS, _LLAMA_CPP))
+        return denial.error.message.startswith((_ENGINE_TEXT, _LLAMA_CPP_TEXT))
     return isinstance(detail, str) and detail in _DETAILS

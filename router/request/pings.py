@@ -16,8 +16,8 @@ from router.upstream.client_reply import ClientReply
 from router.upstream.edited_reply import Editor
 from router.upstream.kept_open_reply import KeptOpenReply
 
-_NAMED = frozenset({"messages", "responses"})  # how paths are read whose events have names
-_STREAMS = _NAMED | {"openai"}
+_NAMED_EVENTS = frozenset({"messages", "responses"})  # formats whose events have names
+_STREAMS = _NAMED_EVENTS | {"openai"}
 
 
 class Pings:
@@ -67,7 +67,7 @@ def ping(state: RequestState, buffer_bytes: int) -> None:
     `buffer_bytes` is the same as for `ClientReply`.
     """
     if state.kept_open is None:
-        named = state.path.reads in _NAMED
+        named = state.path.reads in _NAMED_EVENTS
         headers = state.account.headers()
         state.kept_open = KeptOpenReply(state.http, buffer_bytes, headers, named)
     state.kept_open.ping()

@@ -22,7 +22,7 @@ from router.keys.quota import Exhausted
 
 ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
 
-_MAX_NAME_CHARS = 1_024  # of a tenant, which is kept in memory
+_MAX_NAME_CHARS = 1_024  # longest name of a tenant, which is kept in memory
 _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to every reader
 
 
@@ -114,7 +114,7 @@ def _checked(key: Key | None) -> Key:
     return key
 
 
-_ANY = (-(2**31), 2**31 - 1)  # of a key without a range
+_ANY_PRIORITY = (-(2**31), 2**31 - 1)  # priorities allowed for a key without a range
 
 EXHAUSTED = "rate_limit_exceeded"
 
@@ -165,7 +165,7 @@ def priority_within(terms: KeyTerms, priority: int, hint: int | None = None) -> 
     `priority` is outside the key's range, because engines would obey it.
     """
     if not priority and hint is not None:
-        least, most = terms.priority or _ANY
+        least, most = terms.priority or _ANY_PRIORITY
         return min(max(hint, least), most)
     if terms.priority is None:
         return priority

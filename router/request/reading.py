@@ -32,7 +32,7 @@ from router.tokens.rendered_prompts import RenderRequest
 
 _CODING = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
-_ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
+_EXPLAIN_VALUES: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
 
 Header = Callable[[str], str | None]  # the value of a request's header, by its name
 
@@ -108,7 +108,7 @@ class InferenceReader:
         every n-th request, and this is one of them. "no": no explanation is needed.
         """
         terms = self.terms
-        if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
+        if terms.explain and (asked := _EXPLAIN_VALUES.get(header(EXPLAIN_HEADER))) is not None:
             return asked
         every = terms.explain_every
         return "sampled" if every and request_id % every == 0 else "no"

@@ -18,7 +18,7 @@ from router.http.errors import WorkerError
 from router.http.reply import HeldReply, Outcome, ReplySink
 from router.upstream.collected_reply import CollectedReply
 
-_READ_BYTES = 16_384  # a longer refusal is not looked at
+_READ_BYTES = 16_384  # longest refusal that is examined, bytes
 _CODE = "model_not_found"  # OpenAI's
 _WHAT = re.compile(r"\b(?:models?|lora|adapters?)\b", re.IGNORECASE)
 _GONE = re.compile(
@@ -77,7 +77,7 @@ def _text_of(refusal: _RefusalBody) -> tuple[str, str | int | None]:
         return "", None
 
 
-_FULL_BYTES = 4_096  # a longer error of a worker is not looked at
+_FULL_BYTES = 4_096  # longest error of a worker that is examined for a full queue, bytes
 # Engines' words in JSON for a lack of room (SGLang: "The request queue is full."; TGI: "Model is
 # overloaded"; llama.cpp: "no slot available"; Dynamo: "All workers are busy").
 _FULL = re.compile(

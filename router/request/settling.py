@@ -19,10 +19,10 @@ from router.request.state import AttemptEnd, RequestState
 
 # vLLM (`sampling_params.py`) and SGLang compute a prompt whole, whatever is cached, if a request
 # asks for the prompt's log probabilities. Words found in the prompt's text do no harm.
-_COMPUTED_WHOLE = (b"prompt_logprobs", b"logprob_start_len", b'"echo"')
+_UNCACHED_FIELDS = (b"prompt_logprobs", b"logprob_start_len", b'"echo"')
 # A request for several answers. Found in a tool's schema, too: then one figure is left out.
 _SEVERAL = re.compile(rb'"(?:n|best_of)"[ \t\r\n]*:[ \t\r\n]*(?:[2-9]|1[0-9])')
-_NOT_ITS_HEALTH = ("busy", "out_of_files", "moved", "no_model")  # kinds of a worker's error
+_HEALTHY_ERRORS = ("busy", "out_of_files", "moved", "no_model")  # kinds of a worker's error
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ def _fault_of(error: WorkerError | ClientError | None) -> Literal["busy", "worke
 
     Only faults count against the worker's health.
     """
-    healthy = not isinstance(error, WorkerError) or error.kind in _NOT_ITS_HEALTH
+    healthy = not isinstance(error, WorkerError) or error.kind in _HEALTHY_ERRORS
     return "busy" if healthy else "worker"
 
 
@@ -266,4 +266,4 @@ def _cached_tokens(body: bytes, usage: Usage) -> int | None:
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:
         return cached
-    return None if any(word in body for word in _COMPUTED_WHOLE) else cached
+    return None if any(word in body for word in _UNCACHED_FIELDS) else cached

@@ -11,7 +11,7 @@ from router.body.json_edit import with_fields
 from router.body.scan import Tokens
 from router.engines.table import adapter_of
 
-_WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
+_WRITTEN_IDS = 1 << 16  # ids that are written as JSON at a time; other threads wait meanwhile
 
 
 def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:

@@ -37,8 +37,8 @@ _PREFILL_BYTES = 4 << 20  # of its answer; parameters of a million tokens take h
 _MAY_HAVE_ANSWERED = frozenset(
     {"early_close", "timeout_send", "timeout_first_byte", "timeout_between", "garbage"}
 )
-_CHANGES_MAX = 8  # of workers' versions in one request's time: a rollout makes two
-_LATE_S = 0.2  # for the end of a prefill after that of the whole answer
+_MAX_REVISION_CHANGES = 8  # changes of workers' versions during one request; a rollout makes two
+_PREFILL_LATE_S = 0.2  # longest time by which a prefill may end after the whole answer, seconds
 # Words in an error's text: KV did not pass, and either worker may be why (SGLang, vLLM).
 _OF_PAIRS = re.compile(rb"bootstrap|handshake|transfer", re.IGNORECASE)
 _OF_WAITS = re.compile(rb"time(?:d[ _-]?|[ _-]?)out", re.IGNORECASE)
@@ -132,7 +132,9 @@ class TwoLegs:
         changing.
         """
         state.changed_pairs += 1
-        return OTHER_REVISION if state.changed_pairs <= _CHANGES_MAX else "revision_unsettled"
+        return (
+            OTHER_REVISION if state.changed_pairs <= _MAX_REVISION_CHANGES else "revision_unsettled"
+        )
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
         """Return the leg to send to the answering worker, after a prefill leg has ended.
@@ -299,7 +301,7 @@ class LegPair:
         if self._prefill.done() and not self._answer.done():
             return await self._of_prefill(self._prefill.result())
         if _outcome(self._answer.result()).error is None:
-            await asyncio.wait((self._prefill,), timeout=_LATE_S)
+            await asyncio.wait((self._prefill,), timeout=_PREFILL_LATE_S)
         return self._of_answer(self._answer.result())
 
     def _found_stale(self) -> bool:

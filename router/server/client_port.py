@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 _MODEL_CHARS = 1_024
 _MODELS = "/v1/models"
-_HELLO = "/api/hello"  # Claude Code asks for its head before it sends anything
-_GET_PATHS = frozenset({_MODELS, "/health", "/ready", _HELLO})
+_CLAUDE_CODE_PATH = "/api/hello"  # Claude Code sends HEAD to this path before its first request
+_GET_PATHS = frozenset({_MODELS, "/health", "/ready", _CLAUDE_CODE_PATH})
 _SERVED = (*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")
-_PATH_CHARS = 200  # of a path for which a similar one is looked for
+_PATH_CHARS = 200  # longest unknown path for which the error names a similar path, characters
 
 
 class Infers(Protocol):
@@ -109,7 +109,7 @@ class ClientPort:
 
     def _shown(self, request: Request) -> Response:
         path = request.path
-        if path in ("/health", _HELLO):
+        if path in ("/health", _CLAUDE_CODE_PATH):
             return health(self._service)
         if path == "/ready":
             shown = readiness(self._service, request.query.get("model"))

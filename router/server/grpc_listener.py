@@ -23,7 +23,7 @@ from router.server.settings import GrpcPortSettings
 from router.server.sockets import cannot_listen, check_free
 
 _HEALTH = "grpc.health.v1.Health"
-_WATCH_S = 0.5  # between two looks of a health watch
+_WATCH_S = 0.5  # interval between two checks of a health watch, seconds
 _Asked = message_classes("grpc.health.v1", {"HealthCheckRequest": "string service"})[
     "HealthCheckRequest"
 ]

@@ -24,18 +24,18 @@ from router.http.parser import RequestLimits, RequestReader, Whole
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two looks for late connections
-CLOSING_S = 30.0  # for a client to take the rest of the last answer
-LINGER_S = 2.0  # for a client that was refused to stop sending
+LOOK_S = 0.5  # interval between two checks for late connections, seconds
+CLOSING_S = 30.0  # time that a client has to read the rest of the last answer, seconds
+LINGER_S = 2.0  # time that a refused client has to stop sending, seconds
 # An address counts as hostile while more than a fifth of its latest requests are refused. The first
 # bytes of its connections wait for others: one is read every few turns of the event loop, more if
 # many wait. Otherwise a wave of them would be served before all others.
 DEFER_TURNS, DEFERRED_AT_ONCE = 4, 64
 _FAULT, _MOST_FAULTS = 4, 64  # weight of one against right requests, and of all: half a minute
-_HOSTILE = 4096  # addresses that are remembered
+_MAX_HOSTILE = 4096  # most addresses that are remembered because they sent invalid requests
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_WAITING = 16  # requests that came before an earlier one was answered: no more are read
-_WAITING_BYTES = 1 << 20
+_MAX_PIPELINED = 16  # most pipelined requests of a connection that wait for an earlier answer
+_MAX_PIPELINED_BYTES = 1 << 20
 
 
 class Application(Protocol):
@@ -194,7 +194,7 @@ class HttpServer:
     def faulty(self, name: str) -> None:
         """Note that this address sent something that is not a valid request."""
         count = self._faults.get(name, 0)
-        if count or len(self._faults) < _HOSTILE:
+        if count or len(self._faults) < _MAX_HOSTILE:
             self._faults[name] = min(count + _FAULT, _MOST_FAULTS)
 
     def right(self, name: str) -> None:
@@ -530,7 +530,7 @@ class Connection(asyncio.Protocol):
             self._next()
         else:
             self._waiting_bytes += sum(whole.head.length for whole in requests)
-            full = len(self._waiting) > _WAITING or self._waiting_bytes > _WAITING_BYTES
+            full = len(self._waiting) > _MAX_PIPELINED or self._waiting_bytes > _MAX_PIPELINED_BYTES
             if full and not self._held_up:
                 self._held_up = True
                 transport.pause_reading()

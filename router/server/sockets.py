@@ -13,7 +13,7 @@ from contextlib import closing
 
 Place = tuple[int, str, int]  # address family, host, port
 
-BACKLOG = 1_024  # connections that wait to be accepted, of each socket
+BACKLOG = 1_024  # connections of each socket that may wait to be accepted
 
 
 def listening_at(

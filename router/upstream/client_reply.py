@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from kvkernels import AnswerDue
     from router.record.trace import Trace
 
-KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
-_OF_TRACES = frozenset({TRACEPARENT, TRACESTATE})
-_OF_RANKS = frozenset({RANK_HEADER})
+KEY_HEADERS = (b"authorization", b"x-api-key")  # API keys: OpenAI's header, Anthropic's header
+_TRACE_HEADERS = frozenset({TRACEPARENT, TRACESTATE})
+_RANK_HEADERS = frozenset({RANK_HEADER})
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
@@ -65,10 +65,10 @@ def upstream_request(
         target = "/" + target.partition("://")[2].partition("/")[2]
     if trace is not None:
         if trace.replaces:
-            hidden |= _OF_TRACES
+            hidden |= _TRACE_HEADERS
         before += trace.to_worker()
     if rank is not None:
-        hidden |= _OF_RANKS
+        hidden |= _RANK_HEADERS
         before = (*before, (RANK_HEADER, b"%d" % rank))
     headers = ForwardedHeaders(request.headers, hidden)
     return UpstreamRequest(

@@ -12,7 +12,7 @@ from router.http.reply import Framing, Header, ReplyHead
 from router.upstream.client_reply import ClientSocket
 from router.upstream.framed_reply import FramedReply
 
-_WHOLE_BYTES = 1 << 20  # a body of a known length up to this is edited as a whole
+_BUFFERED_BYTES = 1 << 20  # a body with a known length up to this is buffered and edited as a whole
 _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
@@ -61,7 +61,7 @@ class EditedReply(FramedReply):
     def head(self, head: ReplyHead) -> None:
         framed = head.framing is not Framing.NONE and head.status not in (204, 304)
         self._edits = framed and self._editor.begin(head)
-        short = head.framing is Framing.LENGTH and head.length <= _WHOLE_BYTES
+        short = head.framing is Framing.LENGTH and head.length <= _BUFFERED_BYTES
         if self._edits and short and not head.event_stream:
             self.status = head.status
             self._whole_head, self._whole = head, []

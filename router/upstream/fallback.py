@@ -234,7 +234,7 @@ class Sending:
 
 
 _VERSION = b"HTTP/1."
-_ENDS_OF_EVENTS = (b"\n\n", b"\r\n\r\n")
+_EVENT_SEPARATORS = (b"\n\n", b"\r\n\r\n")
 _PING_STEP_S = 0.01  # a timer may fire a little early
 _JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are bytes (KServe v2)
 
@@ -621,7 +621,7 @@ class Exchange:
                 self._sink.ping()
         elif head is not None and head.event_stream and not head.coded and not self._paused:
             whole = self._dechunk or self._body.between_chunks
-            if whole and self._meter.tail.endswith(_ENDS_OF_EVENTS):
+            if whole and self._meter.tail.endswith(_EVENT_SEPARATORS):
                 framed = PING if self._dechunk else b"%x\r\n%b\r\n" % (len(PING), PING)
                 self._sink.data(framed)
 

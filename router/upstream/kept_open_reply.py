@@ -18,8 +18,8 @@ _HEAD = ReplyHead(
     Framing.CHUNKED,
     event_stream=True,
 )
-_TYPED = (b'{"type":"error"', b'{"type": "error"')  # as Anthropic's API begins an error
-_REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
+_ERROR_BEGINNINGS = (b'{"type":"error"', b'{"type": "error"')  # as Anthropic's API begins an error
+_MAX_ERROR_BYTES = 65_536  # longest worker's error that is turned into an event, bytes
 
 
 class KeptOpenReply(FramedReply):
@@ -83,7 +83,7 @@ class KeptOpenReply(FramedReply):
     def data(self, data: bytes) -> None:
         if self._refusal is not None:
             self._refusal_bytes += len(data)
-            if self._refusal_bytes <= _REFUSAL_BYTES:
+            if self._refusal_bytes <= _MAX_ERROR_BYTES:
                 self._refusal.append(data)
             return
         self._answered = True
@@ -91,7 +91,7 @@ class KeptOpenReply(FramedReply):
 
     def finish(self) -> None:
         if self._refusal is not None:
-            whole = self._refusal_bytes <= _REFUSAL_BYTES
+            whole = self._refusal_bytes <= _MAX_ERROR_BYTES
             self.fail(_error_of(b"".join(self._refusal) if whole else b"", self._refusal_status))
             return
         self._answered = True
@@ -105,7 +105,7 @@ class KeptOpenReply(FramedReply):
         """
         self._answered = True
         line = b" ".join(error.splitlines())
-        if self._is_named and not line.startswith(_TYPED):
+        if self._is_named and not line.startswith(_ERROR_BEGINNINGS):
             line = line.replace(b"{", b'{"type":"error",', 1)
         name = b"event: error\n" if self._is_named else b""
         self.write_framed(b"%bdata: %b\n\n" % (name, line))

@@ -55,7 +55,7 @@ class _Usage(msgspec.Struct):
 
 
 _USAGE_DECODER = msgspec.json.Decoder(_Usage)
-_OBJECTS = 4  # an engine's usage and those within it
+_MAX_USAGE_OBJECTS = 4  # JSON objects that are read: an engine's usage and the objects in it
 
 
 class Meter:
@@ -157,7 +157,7 @@ def _whole(text: bytes) -> _Usage | None:
     end of the JSON.
     """
     end = 0
-    for _ in range(_OBJECTS):
+    for _ in range(_MAX_USAGE_OBJECTS):
         end = text.find(b"}", end) + 1
         if not end:
             return None

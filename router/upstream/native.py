@@ -28,7 +28,7 @@ from router.upstream.collected_reply import CollectedReply
 from router.upstream.fallback import Upstream
 from router.upstream.meter import usage_in
 
-_NO_CLIENT = -1  # in place of a socket
+_NO_SOCKET = -1  # file descriptor of a request without a client's socket
 _KEPT_S = 10.0
 
 
@@ -148,7 +148,7 @@ class Waiting:
                 self.end.set_exception(error)
 
 
-_CLIENTS_FAULT = {"slow_client": 408, "client_closed": 499}
+_CLIENT_FAULT_STATUS = {"slow_client": 408, "client_closed": 499}
 
 
 class NativeRelay:
@@ -358,7 +358,7 @@ class NativeUpstream(Upstream):
         if (lost := await self._look_up(timeouts)) is not None:
             return lost
         head = request_head(request, self._host_header, self._base_path)
-        nobody = ClientSocket(_NO_CLIENT, b"", keep_alive=False, buffer_bytes=sink.limit_bytes)
+        nobody = ClientSocket(_NO_SOCKET, b"", keep_alive=False, buffer_bytes=sink.limit_bytes)
         job = self._submit(request, head, nobody, timeouts, False, None)
         end = await self._relay.over(job, None, None, lambda *_: None)
         if not end.fault:
@@ -453,7 +453,7 @@ def _error(end: kvkernels.RelayEnd, held: HeldReply | None) -> WorkerError | Cli
         return (
             WorkerError("no_answer", f"the worker's reply of status 200 {flaw}") if flaw else None
         )
-    if status := _CLIENTS_FAULT.get(fault):
+    if status := _CLIENT_FAULT_STATUS.get(fault):
         return ClientError(status, end.message, code=fault)
     if fault == "cancelled":  # the thread was stopped with this under way
         return ClientError(499, end.message, code="client_closed")

@@ -70,8 +70,8 @@ class RecentHits:
         return shares
 
 
-_MODELS = 8  # shown of a worker, which may have hundreds of adapters
-_TRUNKS = 12
+_MAX_MODELS = 8  # most models of a worker that are shown; it may have hundreds of adapters
+_MAX_TRUNKS = 12
 
 Row = tuple[Member, Worker | None]
 
@@ -138,7 +138,7 @@ def names(fleet: list[Row]) -> list[list[Any]]:
             member.spec.url,
             member.spec.rank,
             member.kind,
-            () if worker is None else worker.facts.models[:_MODELS],
+            () if worker is None else worker.facts.models[:_MAX_MODELS],
             0 if worker is None else len(worker.facts.models),
             None if worker is None else worker.facts.role,
             None if worker is None else _tokens(worker.facts.kv_capacity_tokens),
@@ -169,7 +169,7 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
         return {"followed": False, "kept": 0, "rows": []}
     slots = np.array([-1 if w is None else w.slot for _, w in fleet], dtype=np.int64)
     shown = []
-    for trunk in sessions.trunks.table()[:_TRUNKS]:
+    for trunk in sessions.trunks.table()[:_MAX_TRUNKS]:
         held = core.caches.holders(trunk.last_hash)[slots] & (slots >= 0)
         holders = np.packbits(held).tobytes().hex()
         shown.append(trunk_shown(trunk, int(np.count_nonzero(held))) | {"holders": holders})

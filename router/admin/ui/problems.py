@@ -60,16 +60,16 @@ KINDS: dict[str, Kind] = {
     "replicas": Kind("The link to the other routers is down", "WarmrouteReplicaStale"),
 }
 _MINUTE_S = 60.0
-_ROWS = 8  # of a kind, shown at once
-_CHARS = 200  # of a reason
-_TOLD = 100  # workers whose cell shows the reason
-_WAIT_S = 30.0  # a request that waits for longer is a problem
+_ROWS = 8  # most problems of one kind that are shown at once
+_CHARS = 200  # longest reason that is shown, characters
+_MAX_REASONS = 100  # most workers whose table cell shows the reason
+_WAIT_S = 30.0  # wait from which a held request is a problem, seconds
 _FAILING = (5, 0.01)  # attempts that fail in a minute: so many at least, and more than this share
 _HOT = (3.0, 0.9, 8)  # times the mean, at most this share of the pool; requests
 _CONFIDENT = 0.9  # below it, workers report fewer hits than KV events promise
-_WANTED = frozenset({"draining", "shutting_down"})  # refusals that an operator asked for
+_INTENDED = frozenset({"draining", "shutting_down"})  # refusals that an operator asked for
 _FULL = FULL_CODES | {"worker_wait_full"}
-_WHY = {
+_REFUSAL_HINTS = {
     "router_full": "the router has as many open requests as limits.inflight_requests allows",
     "hold_queue_full": "as many requests wait as limits.hold_requests allows",
     "hold_timeout": "no worker could take them within limits.hold_s",
@@ -160,11 +160,11 @@ class Problems:
         told: dict[str, str] = {}
         for keys in kinds.values():
             for key in keys:
-                if len(told) < _TOLD and isinstance(key[1], int):
+                if len(told) < _MAX_REASONS and isinstance(key[1], int):
                     told.setdefault(str(key[1]), self._worker_why(key, now_s)[:_CHARS])
         for worker_id, member in self._fleet.members.items():  # asleep, paused, draining
             worker = self._core.workers.get(worker_id)
-            if len(told) < _TOLD and member.trouble and (worker is None or not worker.is_in):
+            if len(told) < _MAX_REASONS and member.trouble and (worker is None or not worker.is_in):
                 told.setdefault(str(worker_id), member.trouble[:_CHARS])
         return told
 
@@ -216,7 +216,10 @@ class Problems:
         for code, count in sorted(more.items()):
             name, _, refused = code.partition(":")
             if refused:
-                yield (name, refused), f"{_counted(count)}: {_WHY.get(refused, 'see errors.md')}"
+                yield (
+                    (name, refused),
+                    f"{_counted(count)}: {_REFUSAL_HINTS.get(refused, 'see errors.md')}",
+                )
         if more["defect"]:
             yield ("defect", ""), f"{_counted(more['defect'])}: the log has the stack of each"
         if more["index"]:
@@ -233,7 +236,7 @@ class Problems:
                 totals[f"saturated:{code}"] = count
             elif code == "out_of_files":
                 totals[f"out_of_files:{code}"] = count
-            elif code not in CLIENT_CODES and code not in _WANTED:
+            elif code not in CLIENT_CODES and code not in _INTENDED:
                 totals[f"refused:{code}"] = count
         totals["defect"] = self._metrics.internal_errors
         totals["failed"] = self._metrics.worker_errors

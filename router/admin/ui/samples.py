@@ -11,7 +11,7 @@ import numpy as np
 from router.core.core import RouterCore
 from router.metrics.registry import RouterMetrics
 
-KEPT = 600  # seconds
+KEPT = 600  # samples kept, one for each second
 # Of the second that ended then; NaN where it says nothing. Errors by whose fault they were.
 COLUMNS = (
     *("requests_per_s", "ttft_mean_s", "ttft_p95_s", "hit_share", "expected_hit_share"),

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 _DECISIONS = 40  # per answer: a page that asks every second sees all decisions of a calm router
-_JUDGED_EVERY = 3  # samples: it takes 20 us a worker
-_OUTCOMES = 300  # decisions whose outcome is sent
+_PROBLEMS_EVERY = 3  # samples between two searches for problems, each of which takes 20 us a worker
+_OUTCOMES = 300  # latest decisions whose outcomes are sent
 
 
 class UiState:
@@ -117,7 +117,7 @@ class UiState:
             self._roots, self._named = roots, msgspec.json.encode(frame.names(fleet))
             self.version += 1
             self._judged = -math.inf
-        if taken >= self._judged + _JUDGED_EVERY:
+        if taken >= self._judged + _PROBLEMS_EVERY:
             self._judged = taken
             self._exactness = frame.exactness(fleet, self._service.hits)
         now_s = self._dispatcher.clock()

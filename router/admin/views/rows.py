@@ -122,7 +122,7 @@ def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
     return [dict(zip(names, group, strict=True)) for group in blocks.groups()]
 
 
-_GUESSED = {
+_GUESSED_ADVICE = {
     "sizes": "its KV events have blocks of several sizes: the router estimates its cache",
     "useless": "the router estimates its cache: no KV event is usable (see events_skipped)",
 }
@@ -133,7 +133,7 @@ def _advice(member: Member, worker: Worker) -> str | None:
     told, size = worker.told_block_size, worker.facts.block_size
     advice = member.advice
     if worker.kv.guessed is not None:
-        advice = _GUESSED[worker.kv.guessed]
+        advice = _GUESSED_ADVICE[worker.kv.guessed]
     elif told != size:
         advice = (
             f"its KV events come in blocks of {size} tokens, but it reports {told}: {size} is used"

@@ -13,7 +13,7 @@ from router.doctor.routing.gather import Counts, EnginePages
 from router.doctor.routing.prompts import GivenPrompts
 from router.doctor.routing.tokens import ComparedTokens, FixedPrompt
 
-_NOT_ASKED = "KV events, the index, the policy and decisions: only a router knows them"
+_NOT_EXAMINED = "KV events, the index, the policy and decisions: only a router knows them"
 
 
 async def examine_alone(
@@ -37,7 +37,7 @@ async def examine_alone(
         of_when = "since they started"
     unread = [f"engine {e.url}: {one.trouble}" for e, one in zip(engines, told, strict=True)
               if one.trouble]  # fmt: skip
-    unread.append(_NOT_ASKED)
+    unread.append(_NOT_EXAMINED)
     if given is None:
         unread.append("heads and salts of prompts (--requests FILE): salts, heads-differ")
     return PoolFacts(

@@ -9,21 +9,21 @@ import math
 from router.doctor.routing.facts import ExaminedWorker, PoolFacts
 from router.doctor.routing.findings import Figure, RoutingVerdict, named, percent
 
-_KEEPS = {  # by kind of engine
+_ENABLE_PREFIX_CACHE = {  # by kind of engine
     "vllm": "start the engine without --no-enable-prefix-caching",
     "sglang": "start the engine without --disable-radix-cache",
 }
-_TELLS = {
+_ENABLE_CACHED_TOKENS = {
     "vllm": "start the engine with --enable-prompt-tokens-details",
     "sglang": "start the engine with --enable-cache-report",
 }
-_ROOMIER = {
+_ENLARGE_KV_CACHE = {
     "vllm": "a larger --gpu-memory-utilization or --kv-offloading-size",
     "sglang": "a larger --mem-fraction-static, or --enable-hierarchical-cache",
     "warmroute": "a larger --kv-cache-free-gpu-mem-fraction, or --host-kv-tokens",
 }
 _RETENTION = "prefix_cache_retention_interval"
-_TURNED = 0.5  # of its blocks were removed again
+_REMOVED_SHARE = 0.5  # share of the stored blocks whose removal counts as high turnover
 
 
 def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
@@ -38,7 +38,7 @@ def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
     return RoutingVerdict(
         "The engine's prefix caching is off: it computes each prompt from its first token.",
         (Figure(f"{setting} {first.engine.settings[setting]}", "the engine's own settings"),),
-        _KEEPS.get(first.row.kind, "switch the engine's prefix caching on"),
+        _ENABLE_PREFIX_CACHE.get(first.row.kind, "switch the engine's prefix caching on"),
         facts.weight(found),
         named(found),
     )
@@ -69,7 +69,7 @@ def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
         "The engine's cache is too small for its traffic: prefixes are evicted before they "
         "are asked for again.",
         tuple(figures),
-        _ROOMIER.get(row.kind, "more memory for the KV cache, or more workers"),
+        _ENLARGE_KV_CACHE.get(row.kind, "more memory for the KV cache, or more workers"),
         facts.weight(found),
         named(found),
     )
@@ -103,7 +103,7 @@ def hits_not_reported(facts: PoolFacts) -> RoutingVerdict | None:
     found = [
         one
         for one in facts.serving()
-        if one.row.kind in _TELLS and one.engine.hit_tokens > 0 and facts.of(one)
+        if one.row.kind in _ENABLE_CACHED_TOKENS and one.engine.hit_tokens > 0 and facts.of(one)
     ]
     if not found or not math.isnan(facts.reported):
         return None
@@ -114,7 +114,7 @@ def hits_not_reported(facts: PoolFacts) -> RoutingVerdict | None:
             Figure(f"{first.engine.hit_tokens:,.0f} tokens found", "the engine's /metrics"),
             Figure(f"answers with cached_tokens: 0 of {len(facts.of(first))}", "GET /explain"),
         ),
-        _TELLS[first.row.kind],
+        _ENABLE_CACHED_TOKENS[first.row.kind],
         0.0,
         named(found),
     )
@@ -129,6 +129,6 @@ def _outgrown(one: ExaminedWorker) -> bool:
     row, events = one.row, one.events
     room = row.kv_capacity_tokens or 0.0
     stored, removed = events.get("stored_blocks", 0.0), events.get("removed_blocks", 0.0)
-    if not room or removed < _TURNED * stored or not removed:
+    if not room or removed < _REMOVED_SHARE * stored or not removed:
         return False
     return row.working_set_tokens is None or row.working_set_tokens > 0.5 * room

@@ -9,17 +9,17 @@ import re
 from router.doctor.routing.facts import ExaminedWorker, PoolFacts
 from router.doctor.routing.findings import Figure, RoutingVerdict, named
 
-_LEAST_REQUESTS = 3  # after which silence means something
-_PUBLISHING = {  # by kind of engine: how its events are switched on
+_MIN_REQUESTS = 3  # after so many requests, missing events are a finding
+_ENABLE_EVENTS = {  # by kind of engine: how its events are switched on
     "vllm": 'start the engine with --kv-events-config \'{"enable_kv_cache_events":true,'
     '"publisher":"zmq","endpoint":"tcp://*:5557"}\'',
     "sglang": "start the engine with --kv-events-config "
     '\'{"publisher":"zmq","endpoint":"tcp://*:5557"}\'',
     "trtllm": "give the engine kv_cache_config.event_buffer_max_size: 16384",
 }
-_HERE = "GET /workers"
-_THERE = "the engine's /kv_event_sources"
-_COUNTS = "warmroute_kv_events_total"
+_WORKERS_SOURCE = "GET /workers"
+_ENGINE_SOURCE = "the engine's /kv_event_sources"
+_EVENTS_METRIC = "warmroute_kv_events_total"
 
 
 def events_off(facts: PoolFacts) -> RoutingVerdict | None:
@@ -27,7 +27,7 @@ def events_off(facts: PoolFacts) -> RoutingVerdict | None:
     found = [
         one
         for one in facts.serving()
-        if one.row.kind in _PUBLISHING
+        if one.row.kind in _ENABLE_EVENTS
         and one.row.events is None
         and not one.engine.trouble
         and not one.engine.endpoints
@@ -35,13 +35,13 @@ def events_off(facts: PoolFacts) -> RoutingVerdict | None:
     ]
     if not found:
         return None
-    figures = [Figure("publishers that the engine names: 0", _THERE)]
+    figures = [Figure("publishers that the engine names: 0", _ENGINE_SOURCE)]
     if not facts.alone:
-        figures.insert(0, Figure("the router reads events: no", _HERE))
+        figures.insert(0, Figure("the router reads events: no", _WORKERS_SOURCE))
     return RoutingVerdict(
         "The engine publishes no KV events, so a router can only guess what its cache holds.",
         tuple(figures),
-        _PUBLISHING[found[0].row.kind],
+        _ENABLE_EVENTS[found[0].row.kind],
         facts.weight(found),
         named(found),
     )
@@ -56,8 +56,8 @@ def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
     first = found[0]
     strange = "not its own host" in (first.row.advice or "")
     figures = [
-        Figure("the router reads events: no", _HERE),
-        Figure(f"the engine publishes at {_endpoint(first)}", _THERE),
+        Figure("the router reads events: no", _WORKERS_SOURCE),
+        Figure(f"the engine publishes at {_endpoint(first)}", _ENGINE_SOURCE),
     ]
     wrong = "The engine publishes KV events, but the worker's line has events=none."
     change = "take events=none out of the worker's line"
@@ -66,7 +66,7 @@ def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
         change = (
             "event_hosts: [HOST] in the router's configuration, or events=ADDRESS for the worker"
         )
-        figures.append(Figure(f"advice: {first.row.advice}", _HERE))
+        figures.append(Figure(f"advice: {first.row.advice}", _WORKERS_SOURCE))
     return RoutingVerdict(wrong, tuple(figures), change, facts.weight(found), named(found))
 
 
@@ -81,8 +81,10 @@ def events_elsewhere(facts: PoolFacts) -> RoutingVerdict | None:
         return None
     first = found[0]
     figures = [
-        Figure(f"the router listens at {first.row.events}", _HERE),
-        Figure(f"batches of events that came by themselves: {_live_batches(first):.0f}", _COUNTS),
+        Figure(f"the router listens at {first.row.events}", _WORKERS_SOURCE),
+        Figure(
+            f"batches of events that came by themselves: {_live_batches(first):.0f}", _EVENTS_METRIC
+        ),
         Figure(
             f"requests sent there: {len(facts.of(first))}; blocks known: "
             f"{first.row.resident_blocks}",
@@ -92,11 +94,11 @@ def events_elsewhere(facts: PoolFacts) -> RoutingVerdict | None:
     change = "events=tcp://HOST:PORT of the worker, as the engine publishes; open the port to us"
     wrong = "No KV event arrives from the address where the router listens for them."
     if _other_port(first):
-        figures.insert(1, Figure(f"the engine publishes at {_endpoint(first)}", _THERE))
+        figures.insert(1, Figure(f"the engine publishes at {_endpoint(first)}", _ENGINE_SOURCE))
         change = f"events={_endpoint(first)} in the worker's line, or no events= at all"
         wrong = "The router listens for KV events at another port than the engine's."
     if first.row.events_from not in (None, "read here"):
-        figures.append(Figure(f"events_from: {first.row.events_from}", _HERE))
+        figures.append(Figure(f"events_from: {first.row.events_from}", _WORKERS_SOURCE))
     return RoutingVerdict(wrong, tuple(figures), change, facts.weight(found), named(found))
 
 
@@ -109,12 +111,12 @@ def block_sizes(facts: PoolFacts) -> RoutingVerdict | None:
     skipped = row.events_skipped.get("other_block_size", 0)
     own = found[0].engine.settings.get("block_size", "nothing")
     figures = [
-        Figure(f"block_size of the worker's line or page: {row.told_block_size}", _HERE),
+        Figure(f"block_size of the worker's line or page: {row.told_block_size}", _WORKERS_SOURCE),
         Figure(f"block_size {own}", "the engine's own settings"),
-        Figure(f"events skipped for their block size: {skipped}", _HERE),
+        Figure(f"events skipped for their block size: {skipped}", _WORKERS_SOURCE),
     ]
     if row.advice:
-        figures.append(Figure(f"advice: {row.advice}", _HERE))
+        figures.append(Figure(f"advice: {row.advice}", _WORKERS_SOURCE))
     return RoutingVerdict(
         "The router was told another size of blocks than the engine's.",
         tuple(figures),
@@ -144,7 +146,7 @@ def events_missed(facts: PoolFacts) -> RoutingVerdict | None:
     counts = ", ".join(f"{kind} {found[0].events.get(kind, 0):.0f}" for kind in kinds)
     return RoutingVerdict(
         "KV events were lost and nobody sent them again, so the router knows a part of the cache.",
-        (Figure("kv_known: false", _HERE), Figure(counts, _COUNTS)),
+        (Figure("kv_known: false", _WORKERS_SOURCE), Figure(counts, _EVENTS_METRIC)),
         'replay_endpoint in the engine\'s --kv-events-config ("tcp://*:5657"), replay= for the '
         "worker before vLLM 0.31",
         facts.weight(found),
@@ -170,7 +172,7 @@ def refuted(facts: PoolFacts) -> RoutingVerdict | None:
     return RoutingVerdict(
         "The engine's answers find less in its cache than its KV events promise.",
         (
-            Figure(f"hit_confidence {first.row.hit_confidence:g}", _HERE),
+            Figure(f"hit_confidence {first.row.hit_confidence:g}", _WORKERS_SOURCE),
             Figure(f"expected {expected:,} tokens, found {cached:,}", "GET /explain"),
         ),
         "events= of the worker: are they this engine's and no other's? else events=none",
@@ -189,7 +191,7 @@ def _gets_no_events(facts: PoolFacts, one: ExaminedWorker) -> bool:
         return True
     size = max(one.row.block_size, 1)
     new = [r for r in facts.of(one) if r.prompt_tokens - (r.cached_tokens or 0) > size]
-    return len(new) >= _LEAST_REQUESTS and not _live_batches(one)
+    return len(new) >= _MIN_REQUESTS and not _live_batches(one)
 
 
 def _live_batches(one: ExaminedWorker) -> float:
@@ -205,7 +207,7 @@ def _reads_wrong_publisher(facts: PoolFacts, one: ExaminedWorker) -> bool:
     """Return whether a worker's answers contradict its KV events because the router reads the
     events from a port of another engine.
     """
-    if not _other_port(one) or len(facts.of(one)) < _LEAST_REQUESTS:
+    if not _other_port(one) or len(facts.of(one)) < _MIN_REQUESTS:
         return False
     rows = [r for r in facts.of(one) if r.cached_tokens is not None]
     expected = sum(r.expected_hit_tokens for r in rows)

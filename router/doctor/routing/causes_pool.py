@@ -9,23 +9,26 @@ import math
 from router.doctor.routing.facts import ExaminedWorker, PoolFacts
 from router.doctor.routing.findings import Figure, RoutingVerdict, named, percent
 
-_BLIND = frozenset(
+_CACHE_BLIND_POLICIES = frozenset(
     {
         *("round_robin", "random", "least_requests", "power_of_two", "kv_load"),
         *("least_load", "least_tokens", "prequal"),
     }
 )
-_LEAST_LOST = 0.1  # of prompt tokens
-_LEAST_FOREIGN = 3  # requests
+_MIN_LOST_SHARE = 0.1  # share of prompt tokens
+_MIN_FOREIGN_REQUESTS = 3  # requests
 
 
 def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
     """Diagnose a policy that chooses workers without regard to which worker has a prompt cached."""
-    blind = _base(facts.policy.policy) in _BLIND
-    if not (blind or _base(facts.policy.deciding) in _BLIND) or not facts.prompt_tokens:
+    blind = _base(facts.policy.policy) in _CACHE_BLIND_POLICIES
+    if (
+        not (blind or _base(facts.policy.deciding) in _CACHE_BLIND_POLICIES)
+        or not facts.prompt_tokens
+    ):
         return None
     lost = sum(one.elsewhere_tokens for one in facts.decisions) / facts.prompt_tokens
-    if len(list(facts.serving())) < 2 or (lost < _LEAST_LOST and not (facts.low and blind)):
+    if len(list(facts.serving())) < 2 or (lost < _MIN_LOST_SHARE and not (facts.low and blind)):
         return None
     figures = [
         Figure(f"policy {facts.policy.policy}, deciding {facts.policy.deciding}", "GET /policy"),
@@ -37,7 +40,7 @@ def policy_blind(facts: PoolFacts) -> RoutingVerdict | None:
     else:
         wrong = "The policy is suspended for faults, and the one that decides is blind to caches."
         change = "--policy warmset, until the policy's last_fault in GET /policy is mended"
-    return RoutingVerdict(wrong, tuple(figures), change, max(lost, _LEAST_LOST))
+    return RoutingVerdict(wrong, tuple(figures), change, max(lost, _MIN_LOST_SHARE))
 
 
 def index_too_small(facts: PoolFacts) -> RoutingVerdict | None:
@@ -104,7 +107,7 @@ def _foreign(one: ExaminedWorker) -> float:
     """
     counted = one.row.rank is None  # else the engine's counts are of several workers
     extra = _finite(one.engine.finished - one.answered) if counted else 0.0
-    slack = max(_LEAST_FOREIGN, 0.1 * _finite(one.engine.finished)) + one.inflight
+    slack = max(_MIN_FOREIGN_REQUESTS, 0.1 * _finite(one.engine.finished)) + one.inflight
     return max(extra if extra > slack else 0.0, one.foreign)
 
 

@@ -10,8 +10,8 @@ from statistics import median_low
 from router.doctor.routing.facts import LOW_SHARE, PoolFacts
 from router.doctor.routing.findings import Figure, RoutingVerdict, named, percent
 
-_LEAST = 4  # requests that are compared
-_MOST = 0.5  # share from which a thing is the rule
+_MIN_REQUESTS = 4  # fewest requests that are compared
+_RULE_SHARE = 0.5  # share of requests from which a property counts as the rule
 _LEAST_STRETCH = 256  # bytes
 _EXPLAIN = "GET /explain"
 _TOKENIZE = "the engines' /tokenize beside the --tokenizer folder"
@@ -22,7 +22,7 @@ def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
     events.
     """
     share = _approximate(facts)
-    if facts.alone or facts.tokenizer_exact or share < _MOST or not facts.low:
+    if facts.alone or facts.tokenizer_exact or share < _RULE_SHARE or not facts.low:
         return None
     return RoutingVerdict(
         "The router reads prompts as text, for it has no tokenizer, and cannot match KV events.",
@@ -98,7 +98,7 @@ def template_refuses(facts: PoolFacts) -> RoutingVerdict | None:
     """Diagnose a chat template of the router that cannot render the prompts."""
     share = _approximate(facts)
     exact = facts.tokenizer_exact and all(facts.tokenizer_exact.values())
-    if not exact or not facts.template_refusals or share < _MOST or not facts.low:
+    if not exact or not facts.template_refusals or share < _RULE_SHARE or not facts.low:
         return None
     return RoutingVerdict(
         "The router's tokenizer is right, but it cannot render these prompts as the engine does.",
@@ -116,7 +116,7 @@ def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
     nothing of such prompts.
     """
     sizes = [one.row.block_size for one in facts.serving() if one.row.block_size]
-    if len(facts.decisions) < _LEAST or not sizes or not facts.low:
+    if len(facts.decisions) < _MIN_REQUESTS or not sizes or not facts.low:
         return None
     usual = median_low(one.prompt_tokens for one in facts.decisions)
     if usual > min(sizes):
@@ -136,9 +136,9 @@ def salts(facts: PoolFacts) -> RoutingVerdict | None:
     prefixes.
     """
     given = facts.given
-    if given is None or given.salted < max(_LEAST, _MOST * given.count):
+    if given is None or given.salted < max(_MIN_REQUESTS, _RULE_SHARE * given.count):
         return None
-    if given.salts < _MOST * given.salted:
+    if given.salts < _RULE_SHARE * given.salted:
         return None
     return RoutingVerdict(
         "Each request has a cache_salt of its own, so none finds what another one computed.",
@@ -153,7 +153,7 @@ def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
     request to request.
     """
     changed, same = facts.changed_attributions, facts.same_attributions
-    if changed < max(_LEAST, _MOST * (changed + same)) or not facts.low:
+    if changed < max(_MIN_REQUESTS, _RULE_SHARE * (changed + same)) or not facts.low:
         return None
     return RoutingVerdict(
         "Claude Code puts an attribution line before its prompts that changes with each request.",
@@ -175,7 +175,7 @@ def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
     them share.
     """
     given = facts.given
-    if given is None or given.count < _LEAST or given.later < _LEAST_STRETCH:
+    if given is None or given.count < _MIN_REQUESTS or given.later < _LEAST_STRETCH:
         return None
     if given.common > LOW_SHARE * (given.common + given.later):
         return None
@@ -203,7 +203,7 @@ def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
     tokens = sum(one.prompt_tokens for one in told)
     cached = sum(one.cached_tokens or 0 for one in told)
     expected = sum(one.expected_hit_tokens for one in told)
-    if len(told) < _LEAST or cached < LOW_SHARE * tokens or expected > 0.1 * cached:
+    if len(told) < _MIN_REQUESTS or cached < LOW_SHARE * tokens or expected > 0.1 * cached:
         return None
     names = sorted({one.model for one in told})
     found = [one for one in facts.workers if one.engine.adapters & set(names)]
@@ -226,7 +226,7 @@ def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
     rows = [one for one in facts.decisions if not one.approximate]
     heard = [one for one in facts.serving() if one.events.get("stored_blocks", 0)]
     hits = sum(one.expected_hit_tokens + (one.cached_tokens or 0) for one in rows)
-    if len(rows) < 2 * _LEAST or hits or not heard:
+    if len(rows) < 2 * _MIN_REQUESTS or hits or not heard:
         return None
     stored = sum(one.events.get("stored_blocks", 0) for one in heard)
     return RoutingVerdict(

@@ -47,8 +47,8 @@ from router.doctor.routing.tokens import ComparedTokens, FixedPrompt, fixed_prom
 T = TypeVar("T")
 
 LEAST_WATCHED_S, MOST_WATCHED_S = 0.1, 600.0
-_ENOUGH = 8  # requests while it was watched, to judge by these alone
-_LATEST = 200  # else so many
+_ENOUGH_REQUESTS = 8  # requests seen while watching that suffix for a verdict
+_LATEST_REQUESTS = 200  # latest requests that are judged if too few were seen while watching
 _MOST_ENGINES = 64
 
 
@@ -190,9 +190,9 @@ def _judged(
     Also return a text that says when the decisions were made.
     """
     new = tuple(one for one in decisions if one.now_s > since_s)
-    if len(new) >= _ENOUGH:
+    if len(new) >= _ENOUGH_REQUESTS:
         return new, f"sent in the {seconds:g} s that were watched"
-    return tuple(decisions[:_LATEST]), "the latest that were sent"
+    return tuple(decisions[:_LATEST_REQUESTS]), "the latest that were sent"
 
 
 def _prompts(folder: Path | None) -> Sequence[FixedPrompt]:

@@ -13,7 +13,7 @@ import msgspec
 from router.doctor.routing.prompts import GivenPrompts
 from router.doctor.routing.tokens import ComparedTokens
 
-LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
+LOW_SHARE = 0.3  # share of prompt tokens below which the hit rate counts as low
 
 
 class GroupRow(msgspec.Struct, frozen=True):

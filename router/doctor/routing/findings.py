@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from router.doctor.routing.facts import ExaminedWorker, HitsRow, PoolFacts
 
-_SHOWN = 3  # workers by their names
+_MAX_NAMED = 3  # most workers that a finding names
 NOTHING_FOUND, CAUSE_FOUND, NOT_ASKED = 0, 1, 2  # exit statuses
 
 
@@ -149,8 +149,8 @@ def percent(share: float) -> str:
 def named(workers: Iterable[ExaminedWorker]) -> str:
     """Return the names of several workers, shortened if there are many."""
     names = [one.row.name for one in workers]
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _rounded(share: float) -> float | None:

@@ -53,11 +53,11 @@ ATTRIBUTIONS = "warmroute_attribution_lines"
 FOREIGN, KV_EVENTS = "warmroute_worker_foreign_requests", "warmroute_kv_events"
 REPLIES, PEERS = "warmroute_replies", "warmroute_replicas_peers"
 INFLIGHT = "warmroute_worker_requests"
-_OF_ROUTER = (
+_ROUTER_METRICS = (
     *(EXACT, MISMATCH, REFUSALS, EVICTED, ATTRIBUTIONS),
     *(FOREIGN, KV_EVENTS, REPLIES, PEERS, INFLIGHT),
 )
-_OF_ENGINE = (CACHE_CONFIG, PREFIX_QUERIES, PREFIX_HITS, REQUEST_SUCCESS)
+_ENGINE_METRICS = (CACHE_CONFIG, PREFIX_QUERIES, PREFIX_HITS, REQUEST_SUCCESS)
 
 
 class _WorkerList(msgspec.Struct):
@@ -146,7 +146,7 @@ class RouterPages:
         """Return the router's metrics."""
         text = (await self._page("/metrics")).decode("utf-8", "replace")
         try:
-            return Counts(tuple(samples(text, _OF_ROUTER)))
+            return Counts(tuple(samples(text, _ROUTER_METRICS)))
         except WireError as error:
             raise DoctorError(f"{self.url}/metrics: {error}") from error
 
@@ -201,7 +201,7 @@ class EnginePages:
         """Return the engine's metrics, or an empty `Counts` if the metrics cannot be read."""
         body = await self._page("/metrics", MAX_METRICS_BYTES)
         try:
-            return Counts(tuple(samples(body.decode("utf-8", "replace"), _OF_ENGINE)))
+            return Counts(tuple(samples(body.decode("utf-8", "replace"), _ENGINE_METRICS)))
         except WireError as error:
             self._trouble = f"{self.url}/metrics: {error}"
             return Counts()

@@ -13,8 +13,8 @@ from statistics import median_low
 from typing import Any
 
 MOST_PROMPTS = 200
-_READ_BYTES = 64 << 10  # of a prompt
-_STRETCH = 64  # bytes that are looked for in another prompt
+_READ_BYTES = 64 << 10  # bytes of each prompt that are read
+_STRETCH_BYTES = 64  # bytes of one prompt that are searched for in another
 _LINE_BYTES = 4 << 20
 _SHOWN_CHARS = 48
 _ID = struct.Struct("<q")
@@ -133,8 +133,8 @@ def _common(one: bytes, other: bytes) -> int:
 
 def _stretch(one: bytes, other: bytes) -> int:
     """Return the length in bytes of the first long passage of `one` that also occurs in `other`."""
-    for at in range(0, max(len(one) - _STRETCH, 0), _STRETCH):
-        found = other.find(one[at : at + _STRETCH])
+    for at in range(0, max(len(one) - _STRETCH_BYTES, 0), _STRETCH_BYTES):
+        found = other.find(one[at : at + _STRETCH_BYTES])
         if found >= 0:
             return _common(one[at:], other[found:])
     return 0

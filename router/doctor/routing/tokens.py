@@ -12,11 +12,11 @@ import msgspec
 from engine.wire.tokens import Chat, PromptError
 
 TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
-_ASKED = {"role": "user", "content": f" {TEXT} "}
+_USER_MESSAGE = {"role": "user", "content": f" {TEXT} "}
 _CHATS = (
-    [_ASKED],
-    [{"role": "system", "content": "Answer in one word."}, _ASKED],
-    [_ASKED, {"role": "assistant", "content": "Fox. "}, _ASKED],
+    [_USER_MESSAGE],
+    [{"role": "system", "content": "Answer in one word."}, _USER_MESSAGE],
+    [_USER_MESSAGE, {"role": "assistant", "content": "Fox. "}, _USER_MESSAGE],
 )
 _MEMO_BYTES, _MOST_CHARS = 1 << 20, 1 << 20
 
