@@ -209,8 +209,8 @@ def test_the_reason_names_the_missing_gpu_kernel(
     change: dict[str, int], dtype: str, block_size: int, why: str, folder: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """If a GPU has no kernel for a model, the reason is named before the device is asked, and so on
-    any machine.
+    """If no GPU kernel fits a model, the log gives the reason. The choice does not need the
+    device, so this test runs without a GPU.
     """
     config = replace(read_config(folder), **change)
     made = choose_attention("auto", config, Shard(), "cuda", dtype, PLAIN, block_size)

@@ -238,8 +238,8 @@ def test_blocks_evicted_before_the_request_do_not_lower_the_confidence() -> None
 
 
 def test_own_evictions_of_a_worker_do_not_excuse_missing_hits() -> None:
-    """A worker's own evictions are no excuse for missing hits: its cache is full, so each prompt
-    that it computes evicts another, and it loses all confidence.
+    """Evictions that a worker's own prompts cause do not excuse missing hits: the cache is full, so
+    each computed prompt evicts another prompt, and the worker's hit confidence falls to 0.
     """
     world = Pool()
     for family in range(ANSWERS):

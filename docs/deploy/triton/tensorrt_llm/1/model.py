@@ -1,9 +1,10 @@
-"""Triton's side of warmroute-engine, in the shape of TensorRT-LLM's backend (docs/triton.md).
+"""A model for Triton's Python backend that forwards requests to warmroute-engine, with the tensors
+and metrics of TensorRT-LLM's backend (docs/triton.md).
 
-A request takes a place, of which there are `max_inflight_requests`, and a thread that streams its
-answer from the engine. Where no place is free `execute` waits, so that the rest stays in Triton's
-queue, which is bounded and counted. A request whose client left is ended in the engine within
-`cancellation_check_period_ms`. Only the standard library and numpy are needed.
+At most `max_inflight_requests` requests are in flight, each with a thread that streams the answer
+from the engine. At this limit `execute` waits, so that more requests stay in Triton's queue, which
+Triton bounds and counts. If a client disconnects, the model ends the request in the engine within
+`cancellation_check_period_ms`. The model needs only the standard library and numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-START_S = 60.0  # for the engine to be there
+START_S = 60.0  # longest wait for the engine to start
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SAMPLING = (
     ("temperature", "temperature"),
@@ -38,7 +39,7 @@ GAUGES = (
 
 
 class EngineError(Exception):
-    """The engine refused a request, or did not answer it; `code` is Triton's."""
+    """The engine refused or did not answer a request; `code` is one of Triton's error codes."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -46,7 +47,7 @@ class EngineError(Exception):
 
 
 class Engine:
-    """warmroute-engine at an address. Lifetime: model."""
+    """An HTTP client of one warmroute-engine. Lifetime: model."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -57,11 +58,11 @@ class Engine:
         self._timeout_s = timeout_s
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of one request's own."""
+        """Return a new connection, for one request."""
         return http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
 
     def get(self, path: str) -> Any:
-        """The JSON at a path."""
+        """Return the decoded JSON that the engine answers at a path."""
         connection = self.connect()
         try:
             connection.request("GET", path)
@@ -70,7 +71,7 @@ class Engine:
             connection.close()
 
     def model(self) -> str:
-        """The name of its model, as soon as it has started."""
+        """Return the name of the engine's model. Wait up to `START_S` for the engine to start."""
         deadline_s = time.monotonic() + START_S
         while True:
             try:
@@ -83,23 +84,23 @@ class Engine:
 
 
 class Call:
-    """One request at the engine. Lifetime: request; `end` once, and nothing after it."""
+    """One request at the engine. Lifetime: request; `end` is called once, as the last method."""
 
     def __init__(self, engine: Engine, sender: Any) -> None:
         self.cancelled = False
         self._sender = sender
         self._ended = False
-        # Triton crashes if it is asked about a request that has just had its last response.
+        # Triton crashes if `is_cancelled` is called for a request after its last response.
         self._lock = threading.Lock()
         self._engine = engine
         self._connection = engine.connect()
 
     def send(self, part: Any) -> None:
-        """Sends a part of the answer."""
+        """Send a part of the answer to the client."""
         self._sender.send(part)
 
     def end(self, error: EngineError | None = None) -> None:
-        """Sends the end, with the error that there was."""
+        """Send the last response to the client: an error response if `error` is not None."""
         with self._lock:
             self._ended = True
             if error is None:
@@ -108,24 +109,24 @@ class Call:
                 fail(self._sender, error)
 
     def has_left(self) -> bool:
-        """Whether its client was the first to end it."""
+        """Return whether the client cancelled the request before its last response."""
         with self._lock:
             return not self._ended and self._sender.is_cancelled()
 
     def cancel(self) -> None:
-        """Ends it: the engine sees its client leave."""
+        """Close the connection to the engine, which then cancels the request."""
         self.cancelled = True
         if self._connection.sock is not None:
             with suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the engine streams. Raises EngineError."""
+        """Yield the events of the engine's stream. Raises EngineError."""
         try:
             self._connection.request(
                 "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
             )
-            if self.cancelled:  # before there was a socket to end
+            if self.cancelled:  # the cancellation came before the socket existed
                 raise ConnectionAbortedError("the client has left")
             reply = self._connection.getresponse()
             if reply.status != 200:
@@ -146,16 +147,16 @@ class Call:
 
 
 class TritonPythonModel:
-    """What Triton calls. Lifetime: model."""
+    """The class that Triton's Python backend instantiates. Lifetime: model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Finds the engine, and starts to look after cancelled requests and gauges."""
+        """Find the engine, and start the threads that check cancellations and update gauges."""
         config = json.loads(args["model_config"])
-        told = {name: one["string_value"] for name, one in config["parameters"].items()}
-        url = os.environ.get("WARMROUTE_ENGINE_URL") or told["engine_url"]
-        self._engine = Engine(url, float(told["engine_timeout_s"]))
+        parameters = {name: one["string_value"] for name, one in config["parameters"].items()}
+        url = os.environ.get("WARMROUTE_ENGINE_URL") or parameters["engine_url"]
+        self._engine = Engine(url, float(parameters["engine_timeout_s"]))
         self._model = self._engine.model()
-        self._places = threading.BoundedSemaphore(int(told["max_inflight_requests"]))
+        self._places = threading.BoundedSemaphore(int(parameters["max_inflight_requests"]))
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -164,15 +165,15 @@ class TritonPythonModel:
             (self._look_after_cancels, "cancellation_check_period_ms"),
             (self._look_after_gauges, "stats_check_period_ms"),
         ):
-            period_s = float(told[period]) / 1e3
+            period_s = float(parameters[period]) / 1e3
             threading.Thread(target=work, args=(period_s,), daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Begins to answer each; waits for a place where all are taken."""
+        """Start a thread for each request. Wait while `max_inflight_requests` are in flight."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                body, wants = asked(request, self._model)
+                body, wants = engine_body(request, self._model)
             except EngineError as error:
                 fail(sender, error)
                 continue
@@ -180,11 +181,11 @@ class TritonPythonModel:
             call = Call(self._engine, sender)
             with self._lock:
                 self._calls.add(call)
-            # A thread that is still at it when Triton ends must not keep it.
+            # A thread that is still running when Triton stops must not block the stop.
             threading.Thread(target=self._answer, args=(call, body, wants), daemon=True).start()
 
     def finalize(self) -> None:
-        """Gives up what is in flight."""
+        """Cancel all requests in flight."""
         self._ended.set()
         for call in self._in_flight():
             call.cancel()
@@ -234,7 +235,7 @@ class TritonPythonModel:
     def _look_after_gauges(self, period_s: float) -> None:
         path = f"/v2/models/{quote(self._model, safe='')}/stats"
         while True:
-            # An engine that is gone leaves its last figures, as a frozen one does.
+            # While the engine does not answer, the gauges keep their last values.
             with suppress(OSError, http.client.HTTPException, ValueError, LookupError):
                 self._gauges.show(self._engine.get(path)["model_stats"][0]["scheduler"])
             if self._ended.wait(period_s):
@@ -242,7 +243,7 @@ class TritonPythonModel:
 
 
 class Gauges:
-    """The engine's figures under the names of TensorRT-LLM's backend. Lifetime: model."""
+    """The engine's figures as gauges with the names of TensorRT-LLM's backend. Lifetime: model."""
 
     def __init__(self, model: str, version: str) -> None:
         gauge = pb_utils.MetricFamily.GAUGE
@@ -252,7 +253,7 @@ class Gauges:
         self.tokens_per = 1
 
     def show(self, scheduler: dict[str, Any]) -> None:
-        """What the engine says of its scheduler."""
+        """Set the gauges to the scheduler statistics that the engine reports."""
         blocks = scheduler["kv_blocks"]
         self.tokens_per = blocks["tokens_per"]
         active, scheduled = scheduler["active"], scheduler["scheduled"]
@@ -272,8 +273,10 @@ class Gauges:
         return found
 
 
-def asked(request: Any, model: str) -> tuple[dict[str, Any], dict[str, bool]]:
-    """The engine's body for a request, and what is wanted of the answer. Raises EngineError."""
+def engine_body(request: Any, model: str) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Return the body of the engine's API for a request, and the options `stream` and `metrics` of
+    the answer. Raises EngineError.
+    """
     ids, text = values(request, "input_ids"), values(request, "text_input")
     if (ids is None) == (text is None):
         raise invalid("give either text_input or input_ids")
@@ -295,13 +298,13 @@ def asked(request: Any, model: str) -> tuple[dict[str, Any], dict[str, bool]]:
 
 
 def values(request: Any, name: str) -> Any:
-    """An input, flat; None: it is not there."""
+    """Return the values of an input tensor as a flat array, or None if the request lacks it."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     return None if found is None else found.as_numpy().reshape(-1)
 
 
 def one(request: Any, name: str, default: Any = None) -> Any:
-    """The only value of an input. Raises EngineError."""
+    """Return the single value of an input tensor. Raises EngineError if it has several values."""
     found = values(request, name)
     if found is None:
         return default
@@ -313,7 +316,7 @@ def one(request: Any, name: str, default: Any = None) -> Any:
 def response(
     texts: list[str], ids: list[int], usage: dict[str, Any] | None = None, tokens_per: int = 1
 ) -> Any:
-    """A part of an answer, or all of it."""
+    """Return a response with a part of an answer, or with the complete answer."""
     tensors = [
         pb_utils.Tensor("text_output", np.array([["".join(texts).encode()]], dtype=np.object_)),
         pb_utils.Tensor("output_ids", np.array([ids], dtype=np.int32)),
@@ -331,7 +334,7 @@ def response(
 
 
 def refusal(status: int, body: bytes) -> EngineError:
-    """What the engine says of a request that it does not take."""
+    """Return the error for a request that the engine refused."""
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -342,11 +345,11 @@ def refusal(status: int, body: bytes) -> EngineError:
 
 
 def invalid(message: str) -> EngineError:
-    """The request is wrong."""
+    """Return the error for an invalid request."""
     return EngineError(message, pb_utils.TritonError.INVALID_ARG)
 
 
 def fail(sender: Any, error: EngineError) -> None:
-    """Ends a request with an error."""
-    told = pb_utils.TritonError(str(error), error.code)
-    sender.send(pb_utils.InferenceResponse(error=told), flags=FINAL)
+    """Send an error as the last response of a request."""
+    failure = pb_utils.TritonError(str(error), error.code)
+    sender.send(pb_utils.InferenceResponse(error=failure), flags=FINAL)
