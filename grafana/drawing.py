@@ -1,7 +1,7 @@
 """Panels, queries, variables and colours, as Grafana's JSON (schema 39, Grafana 10.4 and later).
 
-Rates are over `$__rate_interval`, which Grafana fits to the scrape interval and the zoom. With
-hundreds of workers a panel shows sums, quantiles or the `$top` highest of them, never all.
+Rates use `$__rate_interval`, which Grafana adapts to the scrape interval and the zoom. Panels show
+sums, quantiles or the `$top` highest series, so that they can be read with hundreds of workers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ROUTER = 'instance="$router"'
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `queries` are (PromQL, legend).
+    """One panel. `queries` are pairs of PromQL and legend.
 
-    `names`: what a label in the legend can be, where each value has a colour of its own.
-    `alert`: the alert whose runbook entry says what to do about what is seen here.
-    `limits`: the values that colour it; `says`: what 1 and 0 mean, in words.
+    `names` are the possible values of a label in the legend, if each value has its own colour.
+    `alert` names the alert whose runbook entry describes what to do about the panel's values.
+    `limits` are the values at which the colour changes; `says` are the texts for 1 and for 0.
     """
 
     title: str
     description: str
     unit: str
     queries: tuple[tuple[str, str], ...]
-    width: int = 0  # of 24 columns; 0: as its row says
+    width: int = 0  # of 24 columns; 0: the width of the row's panels
     kind: Kind = "timeseries"
     names: tuple[str, ...] = ()
     stacked: bool = False
@@ -43,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading; `width`: of those that have none of their own."""
+    """Panels under one heading. `width` is the width of panels without their own width."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -52,9 +52,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file: an open row that says whether all is well, and folded ones with the details.
+    """One dashboard file: the open row `well` shows the health, and folded rows show the details.
 
-    `variables` come after the data source's.
+    `variables` follow the variable of the data source.
     """
 
     name: str
@@ -73,36 +73,36 @@ def stat(
     alert: str = "",
     says: tuple[str, str] | None = None,
 ) -> Panel:
-    """One number as of now; six of them fill a row.
+    """Return a panel with one present number; six such panels fill a row.
 
-    `alert`: of its first limit, unless told.
+    `alert` defaults to the alert of the first limit.
     """
-    alert = alert or next((one.alert for one in limits), "")
+    alert = alert or next((limit.alert for limit in limits), "")
     queries = ((query, title.lower()),)
     return Panel(
         title, description, unit, queries, 4, "stat", alert=alert, limits=limits, says=says
     )
 
 
-# This query has a value only if Prometheus has loaded our recording rules. Without the rules no
+# This query has a value only if Prometheus has loaded the recording rules. Without the rules no
 # alert can fire, and a count of 0 alerts would wrongly look healthy.
 _RULES_RUN = "0 * sum(job:warmroute_good_answers:rate5m)"
 
 
 def firing_alerts(matchers: str = 'alertname=~"Warmroute.*"') -> tuple[Panel, Panel]:
-    """Two panels that count the alerts which fire now: critical ones, and warnings."""
+    """Return two panels that count firing alerts: critical alerts, and warnings."""
     return (
         stat(
             "Critical alerts",
-            "Alerts that fire now and want somebody at once. No rules: Prometheus has not loaded "
-            "the rules of this repository.",
+            "Critical alerts that fire now: act at once. If the panel shows no rules, Prometheus "
+            "has not loaded the alert rules of this repository.",
             "short",
             f"count({_firing(matchers, 'critical')}) or {_RULES_RUN}",
             firing("critical"),
         ),
         stat(
             "Warnings",
-            "Alerts that fire now and can wait for the morning.",
+            "Warnings that fire now: act within a day.",
             "short",
             f"count({_firing(matchers, 'warning')}) or {_RULES_RUN}",
             firing("warning"),
@@ -115,18 +115,18 @@ def _firing(matchers: str, severity: str) -> str:
 
 
 def selected(metric: str, matchers: str = "", of: str = ROUTER) -> str:
-    """The metric's series of the chosen router, or of `of`."""
+    """Return a selector for the metric's series of the chosen router, or of the targets `of`."""
     return f"{metric}{{{of}, {matchers}}}" if matchers else f"{metric}{{{of}}}"
 
 
 def rate(metric: str, matchers: str = "", by: str = "", of: str = ROUTER) -> str:
-    """Its increase per second, summed up by some labels."""
+    """Return a query for the counter's increase per second, summed by the labels `by`."""
     grouping = f" by ({by}) " if by else ""
     return f"sum{grouping}(rate({selected(metric, matchers, of)}[$__rate_interval]))"
 
 
 def quantiles(metric: str, of: str = ROUTER) -> tuple[tuple[str, str], ...]:
-    """Median, p90 and p99 of a histogram."""
+    """Return queries and legends for median, p90 and p99 of a histogram."""
     buckets = rate(f"{metric}_bucket", by="le", of=of)
     return tuple(
         (f"histogram_quantile({q}, {buckets})", name)
@@ -135,24 +135,25 @@ def quantiles(metric: str, of: str = ROUTER) -> tuple[tuple[str, str], ...]:
 
 
 def top(expr: str, legend: str) -> tuple[tuple[str, str], ...]:
-    """The `$top` highest series: a thousand lines tell nothing, and are slow to draw."""
+    """Return a query for the `$top` highest series; a thousand lines are slow and unreadable."""
     return ((f"topk($top, {expr})", legend),)
 
 
 def per_worker(metric: str) -> tuple[tuple[str, str], ...]:
-    """One series a worker, of the chosen ones with most of it."""
+    """Return a query with a series for each of the chosen workers with the highest values."""
     return top(selected(metric, 'worker=~"$worker"'), "worker {{worker}}")
 
 
 def share(part: str, whole: str) -> str:
-    """The rate of one counter over that of another."""
+    """Return a query for the rate of one counter divided by the rate of another counter."""
     return f"{rate(part)} / {rate(whole)}"
 
 
 def bands(expr: str, bounds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """How many series of `expr` are at most each bound: a heatmap's rows, counted by the server.
+    """Return a query for the rows of a heatmap: how many series of `expr` are at most each bound.
 
-    So few series leave Prometheus however many workers there are. The highest bound is +Inf.
+    Prometheus counts the series, so it sends few series for any number of workers. The highest
+    bound is +Inf.
     """
     rows = [
         f'label_replace(count({expr} <= {bound}) or vector(0), "le", "{bound}", "", "")'
@@ -169,7 +170,7 @@ DATA_SOURCE = {
     "query": "prometheus",
     "current": {},
 }
-# Where docs/operations.md is to be read; docs/deploy/compose.yaml puts it there.
+# The URL of docs/operations.md; docs/deploy/compose.yaml mounts the file there.
 RUNBOOK = {
     "name": "runbook",
     "label": "Runbook",
@@ -184,9 +185,9 @@ RUNBOOK = {
 
 
 def labels(name: str, label: str, query: str, several: bool = False) -> dict[str, Any]:
-    """The values of a label, asked for anew whenever the time range changes.
+    """Return a variable with the values of a label, updated whenever the time range changes.
 
-    `several`: any number of them, all to begin with.
+    With `several` readers may choose any number of values, and all values are chosen at first.
     """
     variable: dict[str, Any] = {
         "name": name,
@@ -205,7 +206,7 @@ def labels(name: str, label: str, query: str, several: bool = False) -> dict[str
 
 
 def choice(name: str, label: str, values: tuple[str, ...], first: str) -> dict[str, Any]:
-    """One of a few values."""
+    """Return a variable for the choice of one of a few values."""
     options = [{"text": value, "value": value, "selected": value == first} for value in values]
     return {
         "name": name,
@@ -218,7 +219,8 @@ def choice(name: str, label: str, values: tuple[str, ...], first: str) -> dict[s
 
 
 ONE_ROUTER = labels("router", "Router", "label_values(warmroute_inflight_requests, instance)")
-# Links carry choices along by their names, and "all of them" is no choice of one.
+# Links pass variables on by name, and "All" is no valid value of a variable for one router, so this
+# variable has another name.
 SOME_ROUTERS = labels(
     "routers", "Routers", "label_values(warmroute_inflight_requests, instance)", several=True
 )
@@ -228,33 +230,40 @@ WORKER = labels(
     'label_values(warmroute_worker_state{instance="$router"}, worker)',
     several=True,
 )
-_TOLD = (
+_ENGINE_METRICS = (
     "vllm:num_requests_running|sglang:num_running_reqs|trtllm_num_requests_running|nv_.*_success"
 )
 ENGINES = labels(
-    "engine", "Engines", f'label_values({{__name__=~"{_TOLD}"}}, instance)', several=True
+    "engine", "Engines", f'label_values({{__name__=~"{_ENGINE_METRICS}"}}, instance)', several=True
 )
-TOP = choice("top", "Highest", ("5", "10", "20", "50"), "10")
-# Bounds of the router's buckets, as `le` says them: between two of them nothing is known.
-TTFT = choice("ttft", "First token, s", ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0"), "1.0")
-TPOT = choice("tpot", "Between tokens, s", ("0.01", "0.02", "0.03", "0.05", "0.1", "0.25"), "0.05")
+TOP = choice("top", "Top series", ("5", "10", "20", "50"), "10")
+# Bounds of the router's histogram buckets, as in the label `le`. A target between two bounds would
+# not work, because a histogram has no counts between bounds.
+TTFT = choice(
+    "ttft", "First-token target, s", ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0"), "1.0"
+)
+TPOT = choice(
+    "tpot", "Between-tokens target, s", ("0.01", "0.02", "0.03", "0.05", "0.1", "0.25"), "0.05"
+)
 OBJECTIVE = choice("objective", "Objective", ("0.9", "0.95", "0.99", "0.999"), "0.99")
 
 
-# Told apart with every common kind of colour blindness: Okabe and Ito (2008), grey for their
-# black, which vanishes on a dark page; wine and teal of Paul Tol's schemes (2021).
+# People with any common kind of colour blindness can distinguish these colours. They are from Okabe
+# and Ito (2008), with grey instead of black, which is invisible on a dark page; wine and teal are
+# from Paul Tol (2021).
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 WINE, TEAL = "#882255", "#44AA99"
 BY_DIGIT = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY, WINE, TEAL)
-# Within a panel each name takes the first colour that is left: what is trouble a warm one.
+# Within a panel each name takes the first free colour; names of trouble take a warm colour.
 WARM, COOL = (RED, ORANGE, YELLOW, WINE), (BLUE, GREEN, SKY, PURPLE, GREY, TEAL)
 TROUBLE = re.compile(
     r"down|silent|ejected|trial|busy|: fallback|: retry|hot|flaps|cut short|retries( refused)?"
-    r"|ejections|no_worker_available|hold_queue_full|hold_timeout|router_full|raised|nan|shape|slow"
-    r"|gaps?|failed_polls|disconnects|restarts|overflows|dropped_\w+|skipped_events|stale"
+    r"|ejections|no_worker_available|hold_queue_full|hold_timeout|router_full|raised|nan|shape"
+    r"|slow( clients)?|gaps?|failed_polls|disconnects|restarts|overflows|dropped_\w+"
+    r"|skipped_events|stale"
     r"|miscounted|beyond_bound|unknown_worker|refused entries|conflicts|overrun|kv_blocks"
-    r"|max_batch_size|no HTTP|preempted|worker|router|5 minutes|1 hour"
+    r"|max_batch_size|invalid HTTP|preempted|worker|router|5 minutes|1 hour"
 )
 
 
@@ -263,12 +272,12 @@ HEIGHTS = {"stat": 4, "timeseries": 8, "state-timeline": 8, "heatmap": 8, "table
 
 
 def uid_of(name: str) -> str:
-    """The end of a dashboard's URL, which links name."""
+    """Return the uid of a dashboard, which is the end of its URL."""
     return f"warmroute-{name}"
 
 
 def drawn(dashboard: Dashboard, all_names: tuple[str, ...]) -> dict[str, Any]:
-    """The dashboard as Grafana imports it, with links to all in their order."""
+    """Return the dashboard as Grafana imports it, with links to all dashboards in order."""
     return {
         "uid": uid_of(dashboard.name),
         "title": f"warmroute {dashboard.name}",
@@ -289,7 +298,7 @@ def drawn(dashboard: Dashboard, all_names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _marks() -> dict[str, Any]:
-    """Marks where one of our alerts fired."""
+    """Return the annotation that marks the times at which an alert fired."""
     return {
         "name": "Alerts",
         "datasource": SOURCE,
@@ -303,7 +312,7 @@ def _marks() -> dict[str, Any]:
 
 
 def _link(name: str) -> dict[str, Any]:
-    """A dashboard, opened at the same time with the same choices."""
+    """Return a link that opens a dashboard with the same time range and variables."""
     return {
         "title": name,
         "type": "link",
@@ -316,7 +325,7 @@ def _link(name: str) -> dict[str, Any]:
 
 
 def _placed(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
-    """Rows and panels, numbered, from top to bottom; a folded row has its panels inside."""
+    """Yield rows and panels with numbers, from top to bottom; a folded row contains its panels."""
     numbers = count(1)
     yield _heading(dashboard.well, next(numbers), 0)
     y = 1
@@ -336,7 +345,7 @@ def _heading(row: Row, number: int, y: int) -> dict[str, Any]:
 
 
 def _laid(row: Row, y: int, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
-    """The row's panels, from left to right and from top to bottom."""
+    """Yield the row's panels, from left to right and from top to bottom."""
     x = height = 0
     for panel in row.panels:
         width = panel.width or row.width
@@ -356,8 +365,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.limits:
         defaults["thresholds"] = {"mode": "absolute", "steps": _steps(panel.limits)}
     if panel.says:
-        said = {"1": {"text": panel.says[0]}, "0": {"text": panel.says[1]}}
-        defaults["mappings"] = [{"type": "value", "options": said}]
+        texts = {"1": {"text": panel.says[0]}, "0": {"text": panel.says[1]}}
+        defaults["mappings"] = [{"type": "value", "options": texts}]
     link = {
         "title": f"What to do: {panel.alert}",
         "url": f"${{runbook}}#{panel.alert.lower()}",
@@ -379,7 +388,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 def _target(panel: Panel, number: int, query: tuple[str, str]) -> dict[str, Any]:
     expr, legend = query
     target = {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": expr}
-    if panel.kind == "heatmap":  # Grafana takes apart what is cumulated by `le`
+    if panel.kind == "heatmap":  # in this format Grafana converts cumulative buckets
         return target | {"legendFormat": legend, "format": "heatmap"}
     if panel.kind == "table":
         return target | {"legendFormat": legend, "format": "table", "instant": True}
@@ -390,7 +399,7 @@ _BY_LIMIT = {"mode": "thresholds"}
 
 
 def _steps(limits: tuple[Limit, ...]) -> list[dict[str, Any]]:
-    """Grafana's thresholds: a colour from each value on, the first from below all of them."""
+    """Return Grafana's thresholds: a value, and the colour from that value on."""
     (side,) = {limit.side for limit in limits}
     ascending = sorted(limits, key=lambda limit: limit.value)
     colors = [RED if limit.severity == "critical" else ORANGE for limit in ascending]
@@ -408,7 +417,7 @@ def _timeseries(panel: Panel) -> dict[str, Any]:
     custom: dict[str, Any] = {"lineWidth": 2, "fillOpacity": 0, "showPoints": "never"}
     if panel.stacked:
         custom |= {"fillOpacity": 60, "lineWidth": 1, "stacking": {"mode": "normal", "group": "A"}}
-    if _any_is_trouble(panel):  # a line at the limit would lie on the axis
+    if _any_is_trouble(panel):  # a threshold line would coincide with the axis
         return {"color": _BY_LIMIT, "custom": custom | {"gradientMode": "scheme"}}
     if panel.limits:
         custom |= {"thresholdsStyle": {"mode": "dashed"}}
@@ -461,7 +470,7 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _colors(panel: Panel) -> list[dict[str, Any]]:
-    """Colours of its series: by a worker's last digit, else by the names it can show."""
+    """Return colours of the panel's series: by the last digit of workers, otherwise by name."""
     legends = tuple(legend for _, legend in panel.queries)
     if panel.kind != "timeseries" or _any_is_trouble(panel):
         return []
@@ -472,11 +481,11 @@ def _colors(panel: Panel) -> list[dict[str, Any]]:
 
 
 def colors_of(names: tuple[str, ...]) -> dict[str, str]:
-    """A colour for each name, no two alike as long as there are enough."""
+    """Return a colour for each name. The colours differ while there are enough colours."""
     colors: dict[str, str] = {}
     for name in names:
         first = (*WARM, *COOL) if TROUBLE.fullmatch(name) else (*COOL, *WARM)
-        colors[name] = next((one for one in first if one not in colors.values()), GREY)
+        colors[name] = next((color for color in first if color not in colors.values()), GREY)
     return colors
 
 

@@ -1,15 +1,15 @@
-"""Queries of what all engines tell, each under names of its own.
+"""Queries for metrics that all kinds of engines have, each kind under its own names.
 
-vLLM's names are those of warmroute-engine, too. SGLang, TensorRT-LLM and Triton have others, and
-Triton's metrics of a batch come of its TensorRT-LLM backend. An engine has one set of names, so a
-query that takes whichever is there counts none twice.
+warmroute-engine uses vLLM's names. SGLang, TensorRT-LLM and Triton have other names; Triton's
+metrics of a batch come from its TensorRT-LLM backend. An engine has one set of names, so a query
+for all names counts no engine twice.
 """
 
 from __future__ import annotations
 
 from grafana.drawing import selected
 
-Names = tuple[str, ...]  # a name, or a name with matchers in braces
+Names = tuple[str, ...]  # metrics; a name may have matchers in braces
 
 RUNNING = (
     *("vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"),
@@ -63,29 +63,32 @@ WHOLE = (
 
 
 def gauges(names: Names, of: str) -> str:
-    """The series of whichever names there are, of the engines that `of` selects."""
+    """Return a query for the series with any of the names, of the engines that `of` selects."""
     return " or ".join(_selected(name, of) for name in names)
 
 
 def rates(names: Names, of: str, by: str = "") -> str:
-    """The increase per second of whichever counters there are, summed up by some labels."""
+    """Return a query for the increase per second of the counters, summed by the labels `by`."""
     grouping = f" by ({by}) " if by else ""
     return f"sum{grouping}({_rates(names, of)})"
 
 
 def ratio(part: Names, whole: Names, of: str, by: str = "") -> str:
-    """The rate of one counter over that of another."""
+    """Return a query for the rate of one counter divided by the rate of another counter."""
     return f"{rates(part, of, by)} / {rates(whole, of, by)}"
 
 
 def quantile_of_each(q: float, names: Names, of: str) -> str:
-    """A quantile of each engine's histogram: bounds of buckets differ between kinds of engines."""
+    """Return a query for a quantile of each engine's histogram.
+
+    Engines are not summed, because the bounds of buckets differ between kinds of engines.
+    """
     buckets = rates(tuple(f"{name}_bucket" for name in names), of, "le, instance")
     return f"histogram_quantile({q}, {buckets})"
 
 
 def worst_quantiles(names: Names, of: str) -> tuple[tuple[str, str], ...]:
-    """Median, p90 and p99 of the engine where it is highest."""
+    """Return queries and legends for median, p90 and p99, each at the slowest engine."""
     return tuple(
         (f"max({quantile_of_each(q, names, of)})", name)
         for q, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))

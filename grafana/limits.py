@@ -1,7 +1,7 @@
-"""Limits beyond which a panel's value means trouble: the numbers of the alert rules themselves.
+"""Limits beyond which a panel's value means trouble, read from the alert rules.
 
-A rule that changes changes the colours with it. `severity` gives the colour: what wakes somebody
-is red, what waits for the morning is amber.
+A change of a rule's number also changes the panel's colours. The severity gives the colour: red for
+critical alerts, amber for warnings.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, Literal
 import yaml
 
 RULES = Path(__file__).parent / "prometheus" / "alerts.yml"
-LEAST = 1e-6  # stands for "more than 0": Grafana colours what is at least a limit
+LEAST = 1e-6  # means "more than 0", because Grafana colours values from the limit on
 _NUMBER = r"([0-9.]+)"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A value and the side of it on which trouble lies."""
+    """A value, and the side of the value on which trouble lies."""
 
-    alert: str  # empty: of a panel that counts alerts
+    alert: str  # empty for a panel that counts alerts
     severity: Literal["critical", "warning"]
     side: Literal["above", "below"]
     value: float
 
 
 def limit(alert: str, before: str, severity: str = "") -> Limit:
-    """The number that follows `before` in the rule of an alert.
+    """Return the limit whose number follows `before` in the rule of an alert.
 
-    `severity`: of the rule that is meant, where an alert has two.
+    `severity` selects the rule if the alert has two rules.
     """
     rule = _rule(alert, severity)
     found = re.search(re.escape(before) + _NUMBER, " ".join(rule["expr"].split()))
@@ -51,14 +51,14 @@ def limit(alert: str, before: str, severity: str = "") -> Limit:
 
 
 def missing(alert: str) -> Limit:
-    """Less than one of what the rule of an alert misses by `unless`."""
+    """Return the limit "less than 1" for series whose absence an alert detects by `unless`."""
     rule = _rule(alert)
-    assert " unless " in rule["expr"], f"{alert}: misses nothing"
+    assert " unless " in rule["expr"], f"{alert}: the rule has no unless"
     return Limit(alert, rule["labels"]["severity"], "below", 1)
 
 
 def firing(severity: Literal["critical", "warning"]) -> Limit:
-    """Any alert that fires, in a panel that counts alerts of this severity."""
+    """Return the limit "more than 0" for a panel that counts firing alerts of a severity."""
     return Limit("", severity, "above", LEAST)
 
 

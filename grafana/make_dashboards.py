@@ -1,7 +1,8 @@
-"""Writes the dashboards: python -m grafana.make_dashboards. A test holds the files to this script.
+"""Writes the dashboards: python -m grafana.make_dashboards. A test compares the files with the
+output of this script.
 
-The dashboards of the router and of the fleet show one router at a time (`$router`): worker ids
-belong to a router.
+The dashboards `router` and `fleet` show one router at a time (`$router`), because each router
+numbers its workers itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from grafana import drawing as variables
 from grafana.drawing import Dashboard, drawn
 from grafana.panels_engine import BLOCKS, CACHE, REQUESTS, SPEED, STEPS, TRANSFERS, WAITING
 from grafana.panels_engine import WELL as WELL_ENGINES
-from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
+from grafana.panels_fleet import ENGINES, LOAD, SOURCES, SPREAD, STATE
 from grafana.panels_fleet import WELL as WELL_FLEET
 from grafana.panels_kv import KV, REPLICAS, TOKENS
 from grafana.panels_router import (
@@ -30,7 +31,7 @@ from grafana.panels_router import WELL as WELL_ROUTER
 from grafana.panels_slo import (
     BLAME,
     BUDGET,
-    DOOR,
+    CLIENT_PORT,
     LATENCIES,
     NAMES,
     QUEUE,
@@ -40,38 +41,39 @@ from grafana.panels_slo import (
 )
 from grafana.panels_slo import WELL as WELL_CLIENTS
 
-# The chart carries them, for it must have no link out of its folder; those beside this lead there.
+# The files are in the Helm chart, because a chart must not link to files outside its folder. The
+# links beside this script point to the files.
 FOLDER = Path(__file__).parents[1] / "docs" / "deploy" / "helm" / "warmroute" / "dashboards"
-LINE = 160  # characters of a line in the file
-# In the order of their links: the first one is where to look first.
+LINE = 160  # characters in a line of a dashboard file
+# In the order of the links between dashboards; readers look at the first dashboard first.
 DASHBOARDS = (
     Dashboard(
         "slo",
-        "What clients get, against targets of your choice, and whose fault the rest is.",
+        "Latency against targets that you choose, errors by cause, and the error budget.",
         (variables.SOME_ROUTERS, variables.TTFT, variables.TPOT, variables.OBJECTIVE),
         WELL_CLIENTS,
         (LATENCIES, BLAME, BUDGET),
     ),
     Dashboard(
         "router",
-        "One router: where requests go, why, how fast, and what is wrong.",
+        "One router: its decisions and their reasons, latency, KV events, and faults.",
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
         WELL_ROUTER,
         (
-            *(DECISIONS, IMBALANCE, LATENCY, QUEUE, MODELS, DOOR, TENANTS, SESSIONS),
+            *(DECISIONS, IMBALANCE, LATENCY, QUEUE, MODELS, CLIENT_PORT, TENANTS, SESSIONS),
             *(WORKERS, STREAMS, NAMES, LEGS, PICKER, KV, TOKENS, REPLICAS),
         ),
     ),
     Dashboard(
         "fleet",
-        "The workers of one router: state, load, caches; few of them or a thousand.",
+        "The workers of one router: state, load and caches, for a few workers or a thousand.",
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
         WELL_FLEET,
-        (STATE, SPREAD, LOAD, TOLD, SOURCES),
+        (STATE, SPREAD, LOAD, ENGINES, SOURCES),
     ),
     Dashboard(
         "engine",
-        "Engines by their own account: batches, caches, and how fast they answer.",
+        "Engines' own metrics: batches, caches and latency.",
         (variables.ENGINES, variables.TOP),
         WELL_ENGINES,
         (REQUESTS, CACHE, SPEED, STEPS, WAITING, BLOCKS, TRANSFERS),
@@ -80,12 +82,12 @@ DASHBOARDS = (
 
 
 def file_of(dashboard: Dashboard) -> Path:
-    """Where it is written."""
+    """Return the path of the dashboard's file."""
     return FOLDER / f"{dashboard.name}.json"
 
 
 def pretty(value: Any, indent: str = "") -> str:
-    """JSON with every part that fits into a line on one line, so that changes read well."""
+    """Return JSON with each value that fits into a line on one line, so that diffs are short."""
     short = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(short) <= LINE or not isinstance(value, dict | list) or not value:
         return short
@@ -97,7 +99,7 @@ def pretty(value: Any, indent: str = "") -> str:
 
 
 def written(dashboard: Dashboard) -> str:
-    """What its file says."""
+    """Return the text of the dashboard's file."""
     return pretty(drawn(dashboard, tuple(each.name for each in DASHBOARDS))) + "\n"
 
 

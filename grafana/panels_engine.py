@@ -1,4 +1,4 @@
-"""Engines by their own account: rows for all kinds of engines, and rows for ours alone."""
+"""Panels of engines' own metrics: rows for all kinds of engines, and rows for warmroute-engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WELL = Row(
         *firing_alerts('alertname=~"WarmrouteEngine.*"'),
         stat(
             "Engines answer",
-            "Whether each engine that is chosen above answers Prometheus.",
+            "Whether each chosen engine answers Prometheus.",
             "short",
             f'min(up{{job="engine", {ENGINE}}})',
             limit("WarmrouteEngineDown", "== "),
@@ -60,58 +60,59 @@ WELL = Row(
         ),
         stat(
             "Engines",
-            "Engines that are chosen above and tell of their requests.",
+            "Chosen engines that report their requests.",
             "short",
             f"count({_sum(metrics.RUNNING, 'instance')})",
         ),
         stat(
-            "In the batch",
-            "Requests that engines compute now.",
+            "Running requests",
+            "Requests in the engines' batches now.",
             "short",
             _sum(metrics.RUNNING),
         ),
         stat(
             "Longest queue",
-            "Requests that the engine with most of them has not begun to compute.",
+            "Waiting requests of the engine with the longest queue.",
             "short",
             f"max({_sum(metrics.WAITING, 'instance')})",
             limit("WarmrouteEngineNotBatching", "[5m]) > "),
         ),
         stat(
             "KV in use",
-            "Share of KV memory held by requests, the mean of all engines.",
+            "Share of KV memory that requests hold, the mean of all engines.",
             "percentunit",
             f"avg({metrics.gauges(metrics.KV_USAGE, ENGINE)})",
         ),
         stat(
             "Hit ratio",
-            "Share of prompt tokens that were found in the prefix cache.",
+            "Share of prompt tokens that engines found in their prefix caches.",
             "percentunit",
             metrics.ratio(metrics.HIT_TOKENS, metrics.LOOKED_UP_TOKENS, ENGINE),
         ),
         stat(
             "Tokens given",
-            "Tokens of answers per second.",
+            "Generated tokens per second.",
             "suffix: tok/s",
             _rates(metrics.ANSWER_TOKENS),
         ),
         stat(
             "First token, p99",
-            "Of the slowest engine, from a request's arrival there to its first token.",
+            "Time from a request's arrival at the engine to its first token, at the slowest "
+            "engine.",
             "s",
             metrics.worst_quantiles(metrics.FIRST_TOKEN, ENGINE)[2][0],
         ),
         stat(
             "Between tokens, p99",
-            "Of the slowest engine, time between tokens of an answer.",
+            "Time between the tokens of an answer, at the slowest engine.",
             "s",
             metrics.worst_quantiles(metrics.BETWEEN_TOKENS, ENGINE)[2][0],
         ),
         stat(
             "Preempted",
-            "Requests put out of the batch for lack of KV memory, per second.",
+            "Requests per second that engines removed from the batch for lack of KV memory.",
             "suffix: per s",
-            # SGLang's counter begins with its first one.
+            # SGLang exports its counter only after the first preemption.
             f"{_rates(metrics.PREEMPTED)} or 0 * sum({_of('sglang:num_retracted_reqs')})",
         ),
     ),
@@ -121,15 +122,16 @@ REQUESTS = Row(
     "Requests",
     (
         Panel(
-            "In the batch and waiting",
-            "Requests of all engines: computed now, and not begun yet.",
+            "Running and waiting requests",
+            "Requests of all engines. Running: requests in the engines' batches. Waiting: "
+            "requests that the engines have not begun to compute.",
             "short",
-            ((_sum(metrics.RUNNING), "in the batch"), (_sum(metrics.WAITING), "waiting")),
+            ((_sum(metrics.RUNNING), "running"), (_sum(metrics.WAITING), "waiting")),
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
             "Longest queues",
-            "Requests not begun yet, the engines with most of them.",
+            "Waiting requests of the engines with the longest queues.",
             "short",
             top(_sum(metrics.WAITING, "instance"), "{{instance}}"),
             alert="WarmrouteEngineNotBatching",
@@ -137,27 +139,27 @@ REQUESTS = Row(
         ),
         Panel(
             "Largest batches",
-            "Requests that are computed now, the engines with most of them.",
+            "Running requests of the engines with the largest batches.",
             "short",
             top(_sum(metrics.RUNNING, "instance"), "{{instance}}"),
         ),
         Panel(
             "Answers",
-            "Answered requests per second, the engines with most of them.",
+            "Answered requests per second of the busiest engines.",
             "reqps",
             top(_rates(metrics.ANSWERS, "instance"), "{{instance}}"),
         ),
         Panel(
             "Tokens",
-            "Tokens of prompts and of answers, cached ones included.",
+            "Tokens of prompts, including cached tokens, and tokens of answers.",
             "suffix: tok/s",
             ((_rates(metrics.PROMPT_TOKENS), "prompt"), (_rates(metrics.ANSWER_TOKENS), "answer")),
         ),
         Panel(
             "Refused, failed, preempted",
-            "Refused: requests turned away by the engine. Failed: ended by an error, or aborted. "
-            "Preempted: put out of the batch for room. An engine may tell of one only after it "
-            "has happened.",
+            "Refused: requests that the engine refused. Failed: requests that ended with an error "
+            "or were aborted. Preempted: requests removed from the batch for lack of KV memory. "
+            "Some engines export a counter only after its first event.",
             "suffix: per s",
             (
                 (_rates(metrics.REFUSED), "refused"),
@@ -173,14 +175,15 @@ CACHE = Row(
     (
         Panel(
             "KV usage",
-            "Share of an engine's KV memory held by requests, the fullest engines.",
+            "Share of the engine's KV memory that requests hold, of the fullest engines.",
             "percentunit",
             top(f"max by (instance) ({metrics.gauges(metrics.KV_USAGE, ENGINE)})", "{{instance}}"),
             maximum=1.0,
         ),
         Panel(
             "Prefix hits, the worst engines",
-            "Share of prompt tokens that an engine found in its cache.",
+            "Share of prompt tokens that the engine found in its prefix cache, of the engines "
+            "with the lowest share.",
             "percentunit",
             (
                 (
@@ -196,7 +199,8 @@ CACHE = Row(
         ),
         Panel(
             "Prompt tokens and those found",
-            "Prompt tokens that engines looked up in their prefix caches, and those they found.",
+            "Looked up: prompt tokens that engines looked up in their prefix caches. Found: "
+            "prompt tokens that engines found in their prefix caches.",
             "suffix: tok/s",
             (
                 (_rates(metrics.LOOKED_UP_TOKENS), "looked up"),
@@ -207,30 +211,32 @@ CACHE = Row(
 )
 
 SPEED = Row(
-    "How fast they answer",
+    "Latency",
     (
         Panel(
             "Time to first token",
-            "From a request's arrival at the engine to its first token, at the slowest engine.",
+            "Time from a request's arrival at the engine to its first token, at the slowest "
+            "engine.",
             "s",
             metrics.worst_quantiles(metrics.FIRST_TOKEN, ENGINE),
         ),
         Panel(
             "Between tokens",
-            "Time between tokens of an answer, at the slowest engine. Of TensorRT-LLM: the mean of "
-            "each answer.",
+            "Time between the tokens of an answer, at the slowest engine. TensorRT-LLM reports "
+            "the mean of each answer.",
             "s",
             metrics.worst_quantiles(metrics.BETWEEN_TOKENS, ENGINE),
         ),
         Panel(
             "Whole request",
-            "From a request's arrival at the engine to its last token, at the slowest engine.",
+            "Time from a request's arrival at the engine to its last token, at the slowest engine.",
             "s",
             metrics.worst_quantiles(metrics.WHOLE, ENGINE),
         ),
         Panel(
             "Time to first token by engine, p99",
-            "99 of 100 answers of the engine began sooner, the slowest engines.",
+            "99 % of the engine's answers began within this time. The panel shows the slowest "
+            "engines.",
             "s",
             top(metrics.quantile_of_each(0.99, metrics.FIRST_TOKEN, ENGINE), "{{instance}}"),
         ),
@@ -242,15 +248,15 @@ STEPS = Row(
     f"{OURS}steps and batches",
     (
         Panel(
-            "Step time, the slowest engines",
-            "Mean time of an engine's steps.",
+            "Step time, slowest engines",
+            "Mean time of the engine's steps.",
             "s",
             top(_ratio("warmroute_engine_busy_seconds_total", _STEPS, "instance"), "{{instance}}"),
         ),
         Panel(
-            "What a second is spent on",
-            "Seconds per second of all engines by part of a step: scheduling, computing, "
-            "completing, answering. The sum above the engines' number: steps overlap.",
+            "Time by part of a step",
+            "Seconds per second that all engines spend on each part of their steps: schedule, "
+            "compute, complete, answer. If the sum exceeds the number of engines, steps overlap.",
             "suffix: s/s",
             ((_rate("warmroute_engine_step_phase_seconds_total", "phase"), "{{phase}}"),),
             names=PHASES,
@@ -258,24 +264,27 @@ STEPS = Row(
         ),
         Panel(
             "Busy",
-            "Share of time in which an engine computes a step, the busiest ones.",
+            "Share of time in which the engine computes a step. The panel shows the busiest "
+            "engines.",
             "percentunit",
             top(_rate("warmroute_engine_busy_seconds_total", "instance"), "{{instance}}"),
         ),
         Panel(
             "Requests in batches",
-            "In the last step of all engines, running and waiting, and how many could be in steps.",
+            "Scheduled: requests in the engines' last steps. Active: running and waiting "
+            "requests. Maximum: the largest batches that the engines allow.",
             "short",
             (
-                (_requests("scheduled"), "in the batch"),
+                (_requests("scheduled"), "scheduled"),
                 (_requests("active"), "active"),
-                (_requests("max"), "at most"),
+                (_requests("max"), "maximum"),
             ),
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
             "Tokens per step",
-            "Computed in a step on average: of prompts, of answers, and what a step may compute.",
+            "Mean number of tokens that a step computes, for prompts (prefill) and for answers "
+            "(decode), and the number that a step may compute (budget).",
             "suffix: tok",
             (
                 (
@@ -288,8 +297,9 @@ STEPS = Row(
         ),
         Panel(
             "Late steps and graphs",
-            "overrun: steps longer than modelled. Graphs: by use, where an engine has them: hit, "
-            "or why a step was none of a graph; padded rows are computed for nobody.",
+            "Overrun: steps that took longer than modelled. Graph: steps by their use of a CUDA "
+            "graph: hit, or the reason why the step used no graph. Padded rows: rows of graphs "
+            "that belong to no request.",
             "suffix: per s",
             (
                 (_rate("warmroute_engine_overrun_steps_total"), "overrun"),
@@ -301,13 +311,15 @@ STEPS = Row(
 )
 
 WAITING = Row(
-    f"{OURS}who waits and why",
+    f"{OURS}waiting requests",
     (
         Panel(
             "Waiting requests by reason",
-            "Request-steps spent waiting per second: kv_blocks, the cache is full. token_budget, "
-            "max_batch_size: the step is. priority, prefix_in_flight, reserve_policy, "
-            "tenant_share, queue_delay: it waits on purpose. kv_transfer: for another worker's KV.",
+            "Request-steps (one request that waits for one step) per second, by reason. "
+            "kv_blocks: the cache is full. token_budget, max_batch_size: the step is full. "
+            "kv_transfer: the prompt's KV has not arrived from the prefill worker. priority, "
+            "prefix_in_flight, reserve_policy, tenant_share, queue_delay: the request waits on "
+            "purpose.",
             "suffix: per s",
             ((_rate("warmroute_engine_not_scheduled_total", "reason"), "{{reason}}"),),
             names=REASONS,
@@ -315,14 +327,15 @@ WAITING = Row(
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
-            "Refused, cut",
-            "refused: requests turned away, by reason. slow: streams cut because they were not "
-            "read. no HTTP: what could not be read.",
+            "Refused requests and cut streams",
+            "Refused: requests that the engine refused, by reason. Slow clients: streams cut "
+            "because the client did not read them. Invalid HTTP: requests that the engine could "
+            "not read.",
             "suffix: per s",
             (
                 (_rate("warmroute_engine_refused_total", "reason"), "refused: {{reason}}"),
-                (_rate("warmroute_engine_slow_clients_total"), "slow"),
-                (_rate("warmroute_engine_unread_requests_total"), "no HTTP"),
+                (_rate("warmroute_engine_slow_clients_total"), "slow clients"),
+                (_rate("warmroute_engine_unread_requests_total"), "invalid HTTP"),
             ),
         ),
     ),
@@ -333,8 +346,9 @@ BLOCKS = Row(
     f"{OURS}blocks and shared prefixes",
     (
         Panel(
-            "Blocks kept",
-            "Of all engines: in the prefix cache, and kept by pins.",
+            "Cached and pinned blocks",
+            "Blocks of all engines: blocks in the prefix cache, blocks that pins keep, and blocks "
+            "in host memory.",
             "suffix: blocks",
             (
                 (f"sum({_of('warmroute_engine_cached_blocks')})", "cached"),
@@ -344,20 +358,21 @@ BLOCKS = Row(
         ),
         Panel(
             "Blocks evicted",
-            "Cached blocks that gave way to others. Much of it with a low hit ratio: the cache is "
-            "too small for the sessions sent there.",
+            "Cached blocks that engines evicted. A high rate with a low hit ratio means that the "
+            "cache is too small for the sessions sent to the engine.",
             "suffix: blocks/s",
             ((_rate("warmroute_engine_evicted_blocks_total"), "evicted"),),
         ),
         Panel(
-            "Prefixes that decodes share",
-            "Runs of tokens whose KV several requests of a step read once. 0 without the kernels.",
+            "Shared prefixes in decode steps",
+            "Runs of tokens whose KV a step reads once for several requests; 0 without the "
+            "kernels.",
             "suffix: per s",
             ((_rate("warmroute_engine_shared_prefix_groups_total"), "shared prefixes"),),
         ),
         Panel(
             "KV reads saved by sharing",
-            "Bytes of KV that were not read because requests of a step shared their prefix.",
+            "Bytes of KV that engines did not read because requests of a step share their prefix.",
             "Bps",
             ((_rate("warmroute_engine_kv_bytes_saved_total"), "saved"),),
         ),
@@ -369,15 +384,15 @@ TRANSFERS = Row(
     "warmroute-engine and vLLM with NIXL: KV between workers",
     (
         Panel(
-            "KV moved",
-            "Bytes of KV that left for workers that decode, and came from those that prefill.",
+            "KV sent and received",
+            "sent: KV sent to decode workers. received: KV received from prefill workers.",
             "Bps",
             ((_rate("warmroute_engine_kv_bytes_total", "direction"), "{{direction}}"),),
         ),
         Panel(
-            "Transfers at work",
-            "exports: prompts held for others, in so many blocks. imports: requests whose KV has "
-            "not come yet.",
+            "KV transfers under way",
+            "Exports: prompts whose KV engines hold for other workers. Blocks: blocks of these "
+            "prompts. Imports: requests whose KV has not arrived yet.",
             "short",
             (
                 (f"sum({_of('warmroute_engine_kv_exports')})", "exports"),
@@ -386,16 +401,18 @@ TRANSFERS = Row(
             ),
         ),
         Panel(
-            "How transfers end",
-            "reads: received, or why not. exports: read, late (its reader computed), expired "
-            "(nobody came), too_many. refused: readers sent away. Time: from room to KV.",
+            "Ends of KV transfers",
+            "read: received, or the reason why a prompt's KV did not arrive. export: read, late "
+            "(the decode worker computed the prompt), expired (no worker read the KV) or "
+            "too_many. refused: readers that an engine refused. Waiting for KV: time from "
+            "reserving blocks until their KV has arrived.",
             "suffix: per s",
             (
                 (_rate("warmroute_engine_kv_reads_total", "outcome"), "read: {{outcome}}"),
                 (_rate("warmroute_engine_kv_exports_ended_total", "end"), "export: {{end}}"),
                 (_rate("warmroute_engine_kv_readers_refused_total", "reason"), "refused"),
-                (_rate("vllm:nixl_num_kv_expired_reqs_total"), "expired, as vLLM's"),
-                (_rate("vllm:nixl_num_failed_transfers_total"), "failed, as vLLM's"),
+                (_rate("vllm:nixl_num_kv_expired_reqs_total"), "expired, by vLLM's metric"),
+                (_rate("vllm:nixl_num_failed_transfers_total"), "failed, by vLLM's metric"),
                 (_rate("warmroute_engine_kv_read_seconds_total"), "waiting for KV"),
             ),
         ),

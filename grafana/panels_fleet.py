@@ -1,4 +1,4 @@
-"""Panels of the workers of one router and of the sources that name them."""
+"""Panels of one router's workers and of the sources that list the workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KV = (
 )
 _CHOSEN = 'worker=~"$worker"'
 _UNKNOWN = f"sum({_STATE}) - sum({selected('warmroute_worker_kv_known')})"
-_WHO = (
+_WORKER_INFO = (
     f"{selected('warmroute_worker_requests', _CHOSEN)} * on (instance, worker) "
     f"group_left (url, engine, role) {selected('warmroute_worker_info')}"
 )
@@ -50,7 +50,7 @@ WELL = Row(
         *firing_alerts('alertname=~"Warmroute.*", instance=~"$router|"'),
         stat(
             "Workers ready",
-            "Workers that are given new requests.",
+            "Workers that get new requests.",
             "short",
             f"{READY} or vector(0)",
             missing("WarmrouteNoWorker"),
@@ -64,14 +64,16 @@ WELL = Row(
         ),
         stat(
             "Workers ejected",
-            "Workers that are left out for a while, or on trial, for they keep failing.",
+            "Workers that get no requests for a while, or one request on trial, because they keep "
+            "failing.",
             "short",
             _in_state("ejected|trial"),
             limit("WarmrouteWorkerEjected", "> "),
         ),
         stat(
             "Panic",
-            "Most workers of a model leave health probes unanswered, so its new requests wait.",
+            "Most workers of a model leave health probes unanswered. The router moves no request, "
+            "and new requests may wait.",
             "short",
             f"max({selected('warmroute_panic')})",
             limit("WarmroutePanic", "> "),
@@ -79,39 +81,42 @@ WELL = Row(
         ),
         stat(
             "Requests in flight",
-            "Sent to workers by this router and not finished.",
+            "Unfinished requests that this router sent to workers.",
             "short",
             f"sum({_REQUESTS})",
         ),
         stat(
             "Longest prefill queue",
-            "Seconds of prompts that the fullest worker has yet to compute.",
+            "Time that the fullest worker needs to compute its queued prompt tokens.",
             "s",
             f"max({QUEUE_S})",
             alert="WarmrouteHotSpot",
         ),
         stat(
             "Busiest / mean",
-            "Requests of the busiest worker over the mean of all ready ones, over five minutes.",
+            "Requests of the busiest worker divided by the mean of all ready workers, over five "
+            "minutes.",
             "short",
             BUSIEST_NOW,
             limit("WarmrouteHotSpot", "count, "),
         ),
         stat(
             "KV in use",
-            "Share of the KV memory of all workers that requests hold, as reported and sent since.",
+            "Share of all workers' KV memory that requests hold: the workers' latest reports, "
+            "plus the tokens that the router sent since.",
             "percentunit",
             f"avg({_KV})",
         ),
         stat(
             "KV state unknown",
-            "Workers whose caches are not known for certain: their hits are a lower bound.",
+            "Workers whose caches the router does not know completely. Their expected hits are "
+            "lower bounds.",
             "short",
             _UNKNOWN,
             alert="WarmrouteKvUnknown",
         ),
         stat(
-            "Others' share",
+            "Foreign requests",
             "Share of the requests at the workers that this router did not send, over ten minutes.",
             "percentunit",
             _SHARE_OF_OTHERS,
@@ -125,9 +130,11 @@ STATE = Row(
     (
         Panel(
             "Workers by state",
-            "joining: not recognized yet. draining: nothing new. silent: leaves health probes "
-            "unanswered. ejected: for a while, after failures in a row; trial: then given one "
-            "request. down: fails its health probes. busy: says so, and others go first.",
+            "joining: the router has not recognized the worker yet. draining: gets no new "
+            "requests. silent: does not answer health probes. ejected: gets no requests for a "
+            "while after repeated failures. trial: gets one request at a time after an ejection. "
+            "down: failed its health probes. busy: refused a request for lack of room, so the "
+            "router prefers other workers.",
             "short",
             ((f"sum by (state) ({_STATE})", "{{state}}"),),
             names=STATES,
@@ -135,9 +142,10 @@ STATE = Row(
             alert="WarmrouteWorkerEjected",
         ),
         Panel(
-            "Silence",
-            "Panic: 1 while most workers of a model leave health probes unanswered, so nothing "
-            "moves. Paused: share of the time for which the router itself stood still.",
+            "Panic and pauses",
+            "Panic: 1 while most workers of a model leave health probes unanswered; the router "
+            "then moves no request. Paused: share of the time for which the router's event loop "
+            "stood still.",
             "short",
             (
                 (selected("warmroute_panic"), "panic, {{model}}"),
@@ -147,37 +155,38 @@ STATE = Row(
         ),
         Panel(
             "Failures by worker",
-            "What counts towards ejecting a worker, the workers with most of it.",
+            "Failures that count towards the ejection of a worker. The panel shows the workers "
+            "with the most failures.",
             "suffix: per s",
             top(rate("warmroute_worker_failures_total", _CHOSEN, "worker"), "worker {{worker}}"),
             alert="WarmrouteWorkerEjected",
         ),
         Panel(
-            "Who is who",
-            "URL, engine and role behind a worker's number, and its requests; those with most of "
-            "them, or the workers chosen above.",
+            "Worker numbers and URLs",
+            "URL, engine and role of the worker with each number, and its requests. The table "
+            "shows the workers with the most requests, or the workers chosen above.",
             "short",
-            top(_WHO, "worker {{worker}}"),
+            top(_WORKER_INFO, "worker {{worker}}"),
             kind="table",
         ),
     ),
 )
 
 SPREAD = Row(
-    "How evenly the load lies",
+    "Distribution of load",
     (
         Panel(
             "Workers by requests",
-            "How many workers have how many requests. One narrow band: even. One far above the "
-            "rest: a hot spot.",
+            "Number of workers by number of requests. One narrow band: the load is even. A band "
+            "far above the others: a hot spot.",
             "short",
             bands(_REQUESTS, ("0", "1", "2", "4", "8", "16", "32", "64", "128", "256")),
             kind="heatmap",
             alert="WarmrouteHotSpot",
         ),
         Panel(
-            "Workers by prefill queued",
-            "How many workers have how many seconds of prompts to compute.",
+            "Workers by queued prefill",
+            "Number of workers by time that their queued prompt tokens need.",
             "s",
             bands(QUEUE_S, ("0", "0.05", "0.1", "0.25", "0.5", "1", "2", "4", "8", "16")),
             kind="heatmap",
@@ -185,7 +194,7 @@ SPREAD = Row(
         ),
         Panel(
             "Workers by KV in use",
-            "How many workers have how much of their KV memory held by requests.",
+            "Number of workers by share of KV memory that requests hold.",
             "percentunit",
             bands(_KV, ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1")),
             kind="heatmap",
@@ -194,31 +203,32 @@ SPREAD = Row(
 )
 
 LOAD = Row(
-    "Load, the workers with most of it",
+    "Load of the busiest workers",
     (
         Panel(
             "Requests by worker",
-            "Sent to the worker by this router and not finished.",
+            "Unfinished requests that this router sent to the worker.",
             "short",
             per_worker("warmroute_worker_requests"),
         ),
         Panel(
-            "Before their first token",
-            "Of these, requests that have not begun to answer.",
+            "Requests without a first token",
+            "Unfinished requests that this router sent to the worker and that have no first token "
+            "yet.",
             "short",
             per_worker("warmroute_worker_waiting_requests"),
         ),
         Panel(
             "Queued prefill",
-            "Uncached prompt tokens that the worker has yet to compute. One worker far above the "
-            "others: a hot spot.",
+            "Uncached prompt tokens that the worker has not computed yet. One worker far above "
+            "the others is a hot spot.",
             "suffix: tokens",
             per_worker("warmroute_worker_queued_prefill_tokens"),
             alert="WarmrouteHotSpot",
         ),
         Panel(
             "Share of requests",
-            "Each worker's share of all answers; answers that failed count too.",
+            "Each worker's share of all answers, including failed answers.",
             "percentunit",
             top(
                 f"{REPLIES_BY_WORKER} / on () group_left () {rate('warmroute_replies_total')}",
@@ -228,26 +238,28 @@ LOAD = Row(
         ),
         Panel(
             "Context",
-            "KV tokens of requests past their first token: what decoding reads in every step.",
+            "KV tokens of the worker's requests that have their first token. Decoding reads these "
+            "tokens in every step.",
             "suffix: tokens",
             per_worker("warmroute_worker_context_tokens"),
         ),
         Panel(
             "KV in use by worker",
-            "Share of the worker's KV memory: as it reported, and what was sent there since.",
+            "Share of the worker's KV memory in use: the worker's latest report, plus the tokens "
+            "that the router sent since.",
             "percentunit",
             top(_KV, "worker {{worker}}"),
         ),
         Panel(
-            "Blocks held",
-            "Cached blocks that the worker's events told of.",
+            "Cached blocks",
+            "Blocks in the worker's cache according to its KV events.",
             "suffix: blocks",
             per_worker("warmroute_worker_resident_blocks"),
             6,
         ),
         Panel(
-            "Prefill speed, the slowest",
-            "Prompt tokens a second, as measured on the worker's own answers.",
+            "Prefill speed, slowest workers",
+            "Prompt tokens per second, measured on the worker's own answers.",
             "suffix: tokens/s",
             (
                 (
@@ -260,15 +272,15 @@ LOAD = Row(
         ),
         Panel(
             "Step time",
-            "Time of one decode step, as measured on the worker's own streams.",
+            "Time of one decode step, measured on the worker's own streams.",
             "s",
             per_worker("warmroute_worker_step_seconds"),
             6,
         ),
         Panel(
             "Not from this router",
-            "Requests that a worker reported beyond those sent by this router: other routers' and "
-            "clients' own.",
+            "Requests that the worker reports beyond the requests of this router: requests of "
+            "other routers, and clients' direct requests.",
             "short",
             per_worker("warmroute_worker_foreign_requests"),
             6,
@@ -276,22 +288,24 @@ LOAD = Row(
     ),
 )
 
-TOLD = Row(
-    "As the engines tell, all that Prometheus scrapes",
+ENGINES = Row(
+    "Metrics of all engines that Prometheus scrapes",
     (
         Panel(
-            "In the batch and waiting",
-            "Requests of all engines: running in batches, and not admitted yet.",
+            "Running and waiting requests",
+            "Requests of all engines. Running: requests in the engines' batches. Waiting: "
+            "requests that the engines have not admitted yet.",
             "short",
             (
-                (f"sum({metrics.gauges(metrics.RUNNING, _ALL_ENGINES)})", "in the batch"),
+                (f"sum({metrics.gauges(metrics.RUNNING, _ALL_ENGINES)})", "running"),
                 (f"sum({metrics.gauges(metrics.WAITING, _ALL_ENGINES)})", "waiting"),
             ),
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
             "Why requests wait in warmroute-engine",
-            "Request-steps spent waiting per second, by reason. Other engines do not tell it.",
+            "Request-steps (one request that waits for one step) per second, by reason of the "
+            "wait. Other engines do not report reasons.",
             "suffix: per s",
             (
                 (
@@ -303,17 +317,19 @@ TOLD = Row(
         ),
         Panel(
             "KV usage of engines",
-            "Share of KV blocks held by requests: the fullest engine, the mean, the emptiest.",
+            "Share of KV blocks that requests hold, in the fullest engine, in the mean of all "
+            "engines, and in the emptiest engine.",
             "percentunit",
             tuple(
-                (f"{what}({metrics.gauges(metrics.KV_USAGE, _ALL_ENGINES)})", name)
-                for what, name in (("max", "fullest"), ("avg", "mean"), ("min", "emptiest"))
+                (f"{function}({metrics.gauges(metrics.KV_USAGE, _ALL_ENGINES)})", name)
+                for function, name in (("max", "fullest"), ("avg", "mean"), ("min", "emptiest"))
             ),
             maximum=1.0,
         ),
         Panel(
             "Age of load reports",
-            "How long ago the worker last told its load; the router believes its own count then.",
+            "Time since the worker's latest load report. If the report is old, the router relies "
+            "on its own count of requests.",
             "s",
             per_worker("warmroute_worker_load_age_seconds"),
         ),
@@ -327,26 +343,28 @@ SOURCES = Row(
     (
         Panel(
             "Workers by source",
-            "Workers that a source is believed to have. Empty where none is configured.",
+            "Workers that the router has from each source. The panel is empty if no source is "
+            "configured.",
             "short",
             ((selected("warmroute_discovery_workers"), "{{source}}"),),
             alert="WarmrouteDiscoveryDown",
         ),
         Panel(
-            "Sources that can be read",
-            "1: the source is read and has no trouble. 0: it cannot be read, or names nobody "
-            "although it did; its workers are kept.",
+            "Readable sources",
+            "1: the router can read the source. 0: the router cannot read the source, or the "
+            "source suddenly lists no worker; the router keeps the source's workers.",
             "short",
             ((selected("warmroute_discovery_up"), "{{source}}"),),
             kind="state-timeline",
             alert="WarmrouteDiscoveryDown",
             limits=(limit("WarmrouteDiscoveryDown", "== "),),
-            says=("read", "not read"),
+            says=("readable", "not readable"),
         ),
         Panel(
-            "Comings and goings",
-            "Workers that joined or left by a source; flaps: back soon after they were lost. Cut "
-            "short: removed with requests, at the end of drain_s.",
+            "Added and removed workers",
+            "joined, left: workers that a source added or removed. flaps: workers that a source "
+            "listed again soon after their removal. Cut short: workers removed with unfinished "
+            "requests, at the end of drain_s.",
             "suffix: per s",
             (
                 (rate("warmroute_discovery_changes_total", by="change"), "{{change}}"),
@@ -355,9 +373,10 @@ SOURCES = Row(
             names=("joined", "left", "flaps", "cut short"),
         ),
         Panel(
-            "What cannot be used",
-            "Entries of sources that are no workers, workers that two sources name differently, "
-            "and for how many seconds a source has been silent.",
+            "Faults of sources",
+            "Refused entries: entries of sources that the router cannot use. Conflicts: workers "
+            "that two sources list with different options. Seconds of silence: longest time since "
+            "a source failed or listed no worker.",
             "short",
             (
                 (f"sum({selected('warmroute_discovery_refused_entries')})", "refused entries"),

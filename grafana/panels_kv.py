@@ -1,4 +1,4 @@
-"""Panels of what the router knows of the caches and tokens, and of what replicas share."""
+"""Panels of KV events and the prefix index, of tokenizing, and of replicas that share state."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _CONFIDENCE = selected("warmroute_worker_hit_confidence", 'worker=~"$worker"')
 
 
 def kv_events(kinds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Events of these kinds, of all workers together."""
+    """Return a query for the events of these kinds per second, of all workers together."""
     kind = f'kind=~"{"|".join(kinds)}"'
     return ((rate("warmroute_kv_events_total", kind, "kind"), "{{kind}}"),)
 
 
 KV = Row(
-    "What the router knows of the caches",
+    "KV events and known caches",
     (
         Panel(
             "KV state",
-            "Known: no KV event of the worker is missing. Unknown: its hits are a lower bound. A "
-            "worker without KV events stays unknown. The unknown ones come first.",
+            "Known: the router knows the worker's whole cache. Unknown: KV events of the worker "
+            "are missing, so expected hits are a lower bound, or the worker has no KV events. "
+            "Workers in state unknown come first.",
             "short",
             ((f"bottomk($top, {_KNOWN})", "worker {{worker}}"),),
             kind="state-timeline",
@@ -42,44 +43,48 @@ KV = Row(
             says=("known", "unknown"),
         ),
         Panel(
-            "How exact expected hits are",
-            "Workers by mode. exact: hits are known. degraded: they are a bound. approximate: they "
-            "are guessed, as without KV events or a tokenizer. /workers says why, and what would "
-            "lift it.",
+            "Exactness of expected hits",
+            "Workers by mode and cause. exact: the expected hit equals the engine's hit. "
+            "degraded: the expected hit is a bound. approximate: the expected hit is a guess, for "
+            "example without KV events or a tokenizer. GET /workers shows each worker's cause and "
+            "the remedy.",
             "short",
             ((f"sum by (mode, cause) ({_MODE})", "{{mode}} {{cause}}"),),
         ),
         Panel(
             "Gaps and how they were closed",
-            "A gap is followed by a replay or a snapshot; failed_syncs: neither could be had. "
-            "failed_polls: a worker that is asked for its events did not answer. disconnects: "
-            "connections to a publisher that were lost. "
-            "restarts: the worker's stream began anew. clears: its cache was reset.",
+            "gaps: missed KV events. replays, snapshots: recovered KV events. failed_syncs: "
+            "failed attempts to recover KV events. failed_polls: polls for KV events that the "
+            "worker did not answer. disconnects: lost connections to a publisher. restarts: "
+            "restarts of an engine. clears: events that clear a cache.",
             "suffix: per s",
             kv_events(SYNC),
             names=SYNC,
         ),
         Panel(
-            "Events that told nothing",
-            "malformed_frames: bytes that are no event. skipped_events: of no use here. "
-            "dropped_batches, dropped_frames, overflows: beyond a bound. orphans: blocks that "
-            "waited for their parent. duplicates: known already, harmless.",
+            "Unusable and dropped KV events",
+            "malformed_frames: messages that cannot be read. skipped_events: events that the "
+            "router cannot use. dropped_batches, dropped_frames: events beyond "
+            "limits.events_backlog_batches. overflows: events reported more blocks than fit into "
+            "the cache. orphans: blocks that waited for their parent. duplicates: batches that "
+            "the router knew already, which is harmless.",
             "suffix: per s",
             kv_events(LOST),
             names=LOST,
         ),
         Panel(
-            "Events left out, by reason",
-            "KV events that changed nothing, one by one; all others of their batches count. "
-            "bad_tokens: not plain ids. unknown_names: blocks without tokens that nothing told "
-            "of before, as an offloading tier has them. other_block_size: not the worker's.",
+            "Skipped KV events by reason",
+            "KV events that changed nothing; the other events of their batches count. bad_tokens: "
+            "tokens that are not plain ids. unknown_names: no tokens, and names of blocks that "
+            "the router does not know, as from an offloading tier. other_block_size: blocks of "
+            "another size than the worker's.",
             "suffix: per s",
             ((rate("warmroute_worker_events_skipped_total", by="reason"), "{{reason}}"),),
         ),
         Panel(
-            "Events that wait",
-            "Batches that wait for missing ones before them, and stored blocks whose parent never "
-            "came. Both are near 0 when all is known.",
+            "Waiting KV events",
+            "Waiting: batches that wait for missing earlier batches. Parked: stored blocks that "
+            "wait for their parent block. Both are near 0 if no KV event is missing.",
             "short",
             (
                 (f"sum({selected('warmroute_worker_kv_backlog_batches')})", "waiting"),
@@ -88,8 +93,8 @@ KV = Row(
         ),
         Panel(
             "Age of events",
-            "How old the latest KV events were when they came: the worker's time stamp against "
-            "the router's clock. Negative: the clocks differ.",
+            "Age of the worker's latest KV events on arrival, by the worker's time stamp and the "
+            "router's clock. A negative age means that the clocks differ.",
             "s",
             per_worker("warmroute_worker_event_lag_seconds"),
             alert="WarmrouteKvEventsOld",
@@ -97,15 +102,16 @@ KV = Row(
         ),
         Panel(
             "Event flow",
-            "Batches of KV events, and the blocks that workers stored and evicted.",
+            "Batches of KV events, and the blocks that workers stored and removed.",
             "suffix: per s",
             kv_events(FLOW),
             names=FLOW,
         ),
         Panel(
-            "Blocks that are known of",
-            "Blocks in the prefix index: distinct ones, bound by limits.index_entries, and each "
-            "worker's counted, by tier. Mirrored: believed to be in caches that publish no events.",
+            "Known blocks",
+            "Distinct: blocks in the prefix index; limits.index_entries limits them. gpu, host, "
+            "disk: blocks in the workers' caches by tier; a block counts once for each worker. "
+            "Mirrored: blocks in the estimated caches of workers without KV events.",
             "suffix: blocks",
             (
                 (selected("warmroute_index_blocks"), "distinct"),
@@ -117,8 +123,9 @@ KV = Row(
         ),
         Panel(
             "Memory",
-            "Of the prefix index (limits.index_bytes), of the engines' names of blocks, of the "
-            "mirrors and of known token ids (limits.token_memo_bytes).",
+            "Memory of the prefix index (limits.index_bytes), of the engines' names of blocks, of "
+            "estimated caches (mirrors), of remembered token ids (limits.token_memo_bytes) and of "
+            "remembered rendered prompts.",
             "bytes",
             (
                 (selected("warmroute_index_bytes"), "index"),
@@ -131,9 +138,9 @@ KV = Row(
             stacked=True,
         ),
         Panel(
-            "Index, evictions",
-            "Blocks forgotten because the index is full. Above 0 for long: raise "
-            "limits.index_entries.",
+            "Index evictions",
+            "Blocks that the prefix index dropped because it is full. If the rate stays above 0, "
+            "raise limits.index_entries.",
             "suffix: blocks/s",
             ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
             5,
@@ -141,18 +148,20 @@ KV = Row(
             limits=(limit("WarmrouteIndexTooSmall", "> "),),
         ),
         Panel(
-            "Mirrors proved wrong",
-            "Answers that found fewer or more blocks than the mirror of a worker without events "
-            "believed in. Many: its KV capacity is not what was told, or others use it too.",
+            "Corrections of estimated caches",
+            "Answers that found fewer or more cached blocks than the router estimated for a "
+            "worker without KV events. Many corrections mean that the configured KV capacity is "
+            "wrong, or that other clients use the worker.",
             "suffix: answers/s",
             ((rate("warmroute_mirror_corrections_total", by="found"), "{{found}}"),),
             5,
             names=("fewer", "more"),
         ),
         Panel(
-            "Hits that count",
-            "Share of the hits by a worker's KV events that counts: 1, but where its answers keep "
-            "finding less than its events promise. The least believed come first.",
+            "Hit confidence",
+            "Share of the worker's expected hits that the router counts: 1, or less if the "
+            "worker's answers report fewer cached tokens than its KV events promise. The workers "
+            "with the lowest share come first.",
             "percentunit",
             ((f"bottomk($top, {_CONFIDENCE})", "worker {{worker}}"),),
             4,
@@ -166,8 +175,8 @@ TOKENS = Row(
     (
         Panel(
             "Exact prompts by model",
-            "1: the model's prompts are placed by their tokens. 0: its workers count otherwise "
-            "than the router, so they are placed by text.",
+            "1: the router matches the model's prompts by tokens. 0: the router matches the "
+            "prompts as text, because the workers count other tokens than the router.",
             "short",
             ((selected("warmroute_tokenizer_exact"), "{{model}}"),),
             kind="state-timeline",
@@ -177,31 +186,35 @@ TOKENS = Row(
         ),
         Panel(
             "Prompts whose tokens differ",
-            "Prompts and probes that a worker tokenized otherwise. Any: the router's tokenizer or "
-            "template options are not the worker's.",
+            "Prompts and probes whose tokens differ between router and worker. Above 0, the "
+            "router's tokenizer or template options do not match the worker's.",
             "suffix: per s",
             ((rate("warmroute_tokenizer_mismatch_total", by="model"), "{{model}}"),),
         ),
         Panel(
-            "Tokenizing, and what is saved",
-            "Characters of prompts: encoded, or reused because their ids were known.",
+            "Tokenized and reused characters",
+            "Encoded: characters of prompts that the router tokenized. Reused: characters of "
+            "prompts whose token ids the router remembered.",
             "suffix: chars/s",
             ((rate("warmroute_tokenized_characters_total", by="result"), "{{result}}"),),
             names=("encoded", "reused"),
             stacked=True,
         ),
         Panel(
-            "Prompts by renderers",
-            "Where token ids came from that the router could not make itself. Text: no renderer "
-            "gave them in time, so the prompt was matched approximately.",
+            "Prompts by source of their token ids",
+            "Prompts whose token ids the router could not make itself. renderer: a renderer made "
+            "the ids. memo: the router remembered the ids. beginning: the router remembered the "
+            "ids of the prompt's beginning. text: no ids came in time, so the router matched the "
+            "prompt approximately.",
             "suffix: per s",
             ((rate("warmroute_rendered_prompts_total", by="source"), "{{source}}"),),
             names=("renderer", "memo", "beginning", "text"),
             stacked=True,
         ),
         Panel(
-            "Calls of renderers",
-            "Late, failed or busy for long: the renderer is too slow, or too few.",
+            "Calls to renderers",
+            "Many late, failed or busy calls mean that the renderers are too slow or too few. "
+            "Able now: renderers that can make token ids now.",
             "suffix: per s",
             (
                 (rate("warmroute_render_calls_total", by="result"), "{{result}}"),
@@ -217,7 +230,8 @@ REPLICAS = Row(
     (
         Panel(
             "Link to Redis",
-            "1: it is up. 0: this router goes on with what it knew of the others.",
+            "1: the link is up. 0: the link is down, and this router continues with its last "
+            "knowledge of the other routers.",
             "short",
             ((selected("warmroute_replicas_link_up"), "link"),),
             kind="state-timeline",
@@ -226,9 +240,9 @@ REPLICAS = Row(
             says=("up", "down"),
         ),
         Panel(
-            "Stale for, and silence of peers",
-            "Stale: how long the link has been down. Peers: time since another router's latest "
-            "message; each says something twice a second.",
+            "Time without link, and silence of peers",
+            "Stale: time since the link to Redis failed. Peer: time since the latest message of "
+            "the peer (another router), which sends a message at least twice a second.",
             "s",
             (
                 (selected("warmroute_replicas_stale_seconds"), "stale"),
@@ -237,8 +251,9 @@ REPLICAS = Row(
             alert="WarmrouteReplicaStale",
         ),
         Panel(
-            "Other routers, leases",
-            "Routers of the fleet besides this one, and leases that this one has, to read for all.",
+            "Peers and leases",
+            "Peers: other live routers of the fleet. Leases: leases with which this "
+            "router reads KV events for all routers.",
             "short",
             (
                 (selected("warmroute_replicas_peers"), "peers"),
@@ -246,26 +261,27 @@ REPLICAS = Row(
             ),
         ),
         Panel(
-            "Requests of others",
-            "Unfinished requests of each other router at workers that this one knows.",
+            "Requests of peers",
+            "Unfinished requests of each peer at workers that this router knows.",
             "short",
             ((selected("warmroute_replicas_peer_requests"), "peer {{peer}}"),),
             stacked=True,
         ),
         Panel(
-            "In step",
-            "1: all that another router has at workers is known here. 0: something is missing and "
-            "was asked for.",
+            "Peers in sync",
+            "1: this router knows all requests of the peer. 0: this router missed messages of the "
+            "peer and has requested them.",
             "short",
             ((selected("warmroute_replicas_peer_in_sync"), "peer {{peer}}"),),
             kind="state-timeline",
             alert="WarmrouteReplicaOutOfStep",
             limits=(limit("WarmrouteReplicaOutOfStep", "== "),),
-            says=("in step", "behind"),
+            says=("in sync", "behind"),
         ),
         Panel(
-            "Keys in which others differ",
-            "Of the configuration's keys that must be alike. Any: the routers do not decide alike.",
+            "Differing configuration keys",
+            "Keys of the configuration that must be equal on all routers and that differ on the "
+            "peer. Above 0, the routers decide differently.",
             "short",
             ((selected("warmroute_replicas_disagreements"), "peer {{peer}}"),),
             alert="WarmrouteReplicasDiffer",
@@ -273,28 +289,31 @@ REPLICAS = Row(
         ),
         Panel(
             "Messages",
-            "Between routers: told by this one, heard of others.",
+            "Messages between routers: sent by this router, and received from peers.",
             "suffix: per s",
             ((rate("warmroute_replicas_messages_total", by="direction"), "{{direction}}"),),
             names=("sent", "received"),
         ),
         Panel(
             "Bytes of messages",
-            "Between routers: told by this one, heard of others.",
+            "Size of the messages between routers: sent by this router, and received from peers.",
             "Bps",
             ((rate("warmroute_replicas_bytes_total", by="direction"), "{{direction}}"),),
             names=("sent", "received"),
         ),
         Panel(
-            "Events of one reader",
-            "Workers whose KV events one router alone can read: read here, heard of it, unheard.",
+            "Workers whose KV events one router reads",
+            "Workers whose KV events only one router can read. read: this router reads the "
+            "events. heard: a peer sends the events to this router. unheard: this router gets no "
+            "events.",
             "short",
             ((selected("warmroute_replicas_kv_sources"), "{{from}}"),),
             8,
         ),
         Panel(
-            "Batches of these",
-            "Between routers; copies: all that is known of a worker's cache.",
+            "KV events between routers",
+            "Batches of KV events that this router sent to peers or received from peers. Copies: "
+            "copies of a worker's whole cache.",
             "suffix: per s",
             (
                 (rate("warmroute_replicas_kv_batches_total", by="direction"), "{{direction}}"),
@@ -306,17 +325,21 @@ REPLICAS = Row(
             8,
         ),
         Panel(
-            "What was missed of these",
-            "gaps: missed, and asked for; jumps: changes that only a copy tells; refused copies.",
+            "Missed KV events between routers",
+            "gap: missed batches, which this router has requested again. jump: changes that need "
+            "a copy of the cache. refused_snapshot: copies that this router refused.",
             "suffix: per s",
             ((rate("warmroute_replicas_kv_errors_total", by="reason"), "{{reason}}"),),
             8,
         ),
         Panel(
-            "What went wrong",
-            "gaps in messages, miscounted requests, those at strange workers or beyond the bound, "
-            "malformed messages; lapses: a live router that was missing (own, peer). Lost: own "
-            "messages. Foreign: entries under our keys. Connects: times the link was up anew.",
+            "Errors between routers",
+            "gap: missed messages. miscounted: wrong numbers of requests. unknown_worker: "
+            "requests at workers that this router does not know. beyond_bound: more requests than "
+            "this router keeps for a peer. malformed: messages that cannot be read. Lapses: times "
+            "that a live router's entry (own or peer) was missing in Redis. Lost: messages that "
+            "this router must send again. Foreign: foreign data under the fleet's keys. Connects: "
+            "connections that this router made to Redis.",
             "suffix: per s",
             (
                 (rate("warmroute_replicas_message_errors_total", by="reason"), "{{reason}}"),

@@ -1,4 +1,4 @@
-"""Panels of what a router decides, what it expected, how fast answers are, and of sessions."""
+"""Panels of a router's decisions, expected and reported hits, latency, models and sessions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REPORTED_RATIO = share(
 REPLIES_BY_WORKER = rate("warmroute_replies_total", by="worker")
 _IS_READY = 'state="ready"'
 READY = f"sum({selected('warmroute_worker_state', _IS_READY)})"
-# Divided by the workers that are ready, not by those that answered: a worker that was never
-# chosen has no series, and the worst hot spot would look perfectly even.
+# The divisor is the number of ready workers, not of workers that answered: a worker that was never
+# chosen has no series, and without it the worst hot spot would look perfectly even.
 BUSIEST_TO_MEAN = f"max({REPLIES_BY_WORKER}) / (sum({REPLIES_BY_WORKER}) / {READY})"
 # The alert on hot spots compares this ratio. An idle pool gives 0 / 0, so the panel shows no value.
 BUSIEST_NOW = (
@@ -44,53 +44,54 @@ WELL = Row(
         *firing_alerts('alertname=~"Warmroute.*", instance=~"$router|"'),
         stat(
             "Workers ready",
-            "Workers that are given new requests. 0: clients get 503.",
+            "Workers that get new requests. At 0, requests for known models wait, and the router "
+            "refuses all other requests.",
             "short",
             f"{READY} or vector(0)",
             missing("WarmrouteNoWorker"),
         ),
         stat(
             "Refused",
-            "Share of requests that nothing could take, over five minutes.",
+            "Share of requests that the router refused for lack of capacity, over five minutes.",
             "percentunit",
             REFUSED,
             limit("WarmrouteSaturated", "rate5m > "),
         ),
         stat(
             "Longest wait",
-            "How long the first of the requests held at the router has waited.",
+            "Longest wait so far of a request that the router holds now.",
             "s",
             selected("warmroute_held_oldest_seconds"),
             limit("WarmrouteSaturated", "[2m]) > "),
         ),
         stat(
-            "Errors of its own",
-            "Requests per second that failed by a defect of the router or of its policy.",
+            "Router errors",
+            "Requests per second that failed because of a defect in the router or its policy.",
             "reqps",
             f"sum(instance:warmroute_own_errors:rate5m{{{ROUTER}}})",
             limit("WarmrouteOurErrors", "> "),
         ),
         stat(
             "First token, p99",
-            "99 of 100 streamed answers began sooner than this after the request arrived.",
+            "99 % of streamed answers began within this time after the request arrived.",
             "s",
             quantiles("warmroute_time_to_first_token_seconds")[2][0],
         ),
         stat(
             "In flight",
-            "Requests accepted and not finished, those held at the router included.",
+            "Requests that the router has accepted and not finished, including held requests.",
             "short",
             selected("warmroute_inflight_requests"),
         ),
         stat(
             "Hit ratio",
-            "Share of prompt tokens that workers found in their caches, by their own count.",
+            "Share of prompt tokens that workers found in their caches, as the workers report it.",
             "percentunit",
             REPORTED_RATIO,
         ),
         stat(
-            "Hits missed",
-            "Expected hit ratio less the reported one, over a quarter of an hour.",
+            "Missing hits",
+            "Expected hit ratio minus reported hit ratio, over 15 minutes.",
             "percentunit",
             f"sum(instance:warmroute_expected_hits:ratio15m{{{ROUTER}}}) "
             f"- sum(instance:warmroute_reported_hits:ratio15m{{{ROUTER}}})",
@@ -98,30 +99,33 @@ WELL = Row(
         ),
         stat(
             "Busiest / mean",
-            "Requests of the busiest worker over the mean of all ready ones, over five minutes. 1 "
-            "is even; the number of workers means that one does everything: a hot spot.",
+            "Requests of the busiest worker divided by the mean of all ready workers, over five "
+            "minutes. At 1 the load is even. If the value equals the number of workers, one worker "
+            "gets all requests, which is a hot spot.",
             "short",
             BUSIEST_NOW,
             limit("WarmrouteHotSpot", "count, "),
         ),
         stat(
             "Policy",
-            "Suspended: the policy keeps failing, and its fallback decides.",
+            "Suspended: the policy keeps failing, and the fallback policy decides.",
             "short",
             selected("warmroute_policy_suspended"),
             limit("WarmroutePolicySuspended", "== "),
-            says=("suspended", "decides"),
+            says=("suspended", "active"),
         ),
     ),
 )
 
 DECISIONS = Row(
-    "Decisions and what they expected",
+    "Decisions and expected hits",
     (
         Panel(
             "Decisions by policy and reason",
-            "policy: chosen by cost. only_worker: no other could take it. retry: after another "
-            "worker failed. held: after a wait at the router. fallback: the policy failed.",
+            "policy: the policy chose the worker by cost. only_worker: no other worker could take "
+            "the request. retry: another worker failed before. held: the request waited at the "
+            "router before. fallback: the policy failed, and the fallback policy chose the "
+            "worker.",
             "reqps",
             (
                 (
@@ -133,21 +137,23 @@ DECISIONS = Row(
             stacked=True,
         ),
         Panel(
-            "Prompt tokens: asked, expected cached, reported cached",
-            "Expected: what the router believed to be cached on the worker it chose. Reported: "
-            "what workers then said they found, of answers that say so.",
+            "Prompt tokens, expected hits and reported hits",
+            "Expected hits: tokens that the router expected in the chosen worker's cache. "
+            "Reported hits: tokens that the worker found in its cache, from answers that report "
+            "cached tokens.",
             "suffix: tokens/s",
             (
                 (rate("warmroute_prompt_tokens_total"), "prompt"),
                 (rate("warmroute_expected_hit_tokens_total"), "expected hits"),
                 (rate("warmroute_reported_hit_tokens_total"), "reported hits"),
-                (rate("warmroute_reported_prompt_tokens_total"), "prompt of those that report"),
+                (rate("warmroute_reported_prompt_tokens_total"), "prompts with a report"),
             ),
         ),
         Panel(
-            "Hit ratio, expected against reported",
-            "Both near each other: the router's picture of the caches is right. Expected far "
-            "above reported: KV events are missing or prompts are read approximately.",
+            "Hit ratio, expected and reported",
+            "If both ratios are close, the router knows the workers' caches well. If the expected "
+            "ratio is far above the reported ratio, KV events are missing, or the router matches "
+            "prompts approximately.",
             "percentunit",
             ((EXPECTED_RATIO, "expected hits"), (REPORTED_RATIO, "reported hits")),
             maximum=1.0,
@@ -155,7 +161,7 @@ DECISIONS = Row(
     ),
 )
 
-# Seconds of prefill that each worker has yet to do.
+# Seconds that each worker needs for its queued prefill.
 QUEUE_S = (
     f"{selected('warmroute_worker_queued_prefill_tokens')} / on (instance, worker) "
     f"{selected('warmroute_worker_prefill_tokens_per_second')}"
@@ -164,12 +170,12 @@ _SPEED = f"avg({selected('warmroute_worker_prefill_tokens_per_second')})"
 _REQUESTS = selected("warmroute_worker_requests")
 
 IMBALANCE = Row(
-    "What uneven load costs",
+    "Cost of uneven load",
     (
         Panel(
             "Busiest over mean",
-            "Answers: of the busiest worker over the mean of all ready ones. In flight: the same "
-            "of requests that are there now. 1 is even.",
+            "Answers: rate of answers of the busiest worker divided by the mean of all ready "
+            "workers. In flight: the same ratio for unfinished requests. 1: the load is even.",
             "short",
             (
                 (BUSIEST_TO_MEAN, "answers"),
@@ -179,17 +185,18 @@ IMBALANCE = Row(
             limits=(limit("WarmrouteHotSpot", "count, "),),
         ),
         Panel(
-            "Prefill queued: fullest worker and mean",
-            "Seconds of prompts that wait to be computed, by the workers' measured speeds. The "
-            "gap between both is what a request on the fullest worker waits for its place there.",
+            "Queued prefill: fullest worker and mean",
+            "Time that a worker needs to compute its queued prompt tokens at its measured speed. "
+            "The gap between fullest and mean is the extra wait of a request on the fullest "
+            "worker.",
             "s",
             ((f"max({QUEUE_S})", "fullest"), (f"avg({QUEUE_S})", "mean")),
             alert="WarmrouteHotSpot",
         ),
         Panel(
-            "Prefill that hits spare",
-            "Seconds of computing per second, of all workers: what cached tokens would have cost, "
-            "as expected and as reported. What imbalance costs must stay below that.",
+            "Prefill time saved by hits",
+            "Seconds of prefill per second that cached tokens save on all workers, by expected "
+            "and by reported hits. The cost of uneven load must stay below this time.",
             "suffix: s/s",
             (
                 (f"{rate('warmroute_expected_hit_tokens_total')} / {_SPEED}", "expected hits"),
@@ -204,19 +211,19 @@ LATENCY = Row(
     (
         Panel(
             "Time to first token",
-            "From a request's arrival at the router to the first byte of its streamed answer.",
+            "Time from a request's arrival at the router to the first byte of its streamed answer.",
             "s",
             quantiles("warmroute_time_to_first_token_seconds"),
         ),
         Panel(
             "Between tokens",
-            "Mean gap between the events of a streamed answer, one value an answer.",
+            "Mean time between the events of a streamed answer; each answer counts once.",
             "s",
             quantiles("warmroute_inter_token_seconds"),
         ),
         Panel(
             "Whole request",
-            "From a request's arrival to the last byte of its answer, streamed or not.",
+            "Time from a request's arrival to the last byte of its answer, streamed or not.",
             "s",
             quantiles("warmroute_request_seconds"),
         ),
@@ -228,9 +235,10 @@ MODELS = Row(
     "Models",
     (
         Panel(
-            "Waiting and running, by model",
-            "Waiting: at the router, for a first worker or for room. Running: sent to workers. "
-            "Autoscalers start a first worker by the first, and end the last one by both.",
+            "Waiting and running requests by model",
+            "Waiting: requests that wait at the router, for a first worker or for room at "
+            "workers. Running: unfinished requests at workers. Autoscalers start the first worker "
+            "when requests wait, and stop the last worker when both numbers are 0.",
             "suffix: requests",
             (
                 (selected("warmroute_waiting_requests"), "{{model}}: waiting"),
@@ -238,29 +246,31 @@ MODELS = Row(
             ),
         ),
         Panel(
-            "Workers that answer, by model",
-            "0: requests of a known model wait at the router until one is there.",
+            "Ready workers by model",
+            "Workers that answer. At 0, requests for a known model wait at the router for a first "
+            "worker.",
             "suffix: workers",
             ((selected("warmroute_ready_workers"), "{{model}}"),),
             alert="WarmrouteNoFirstWorker",
         ),
         Panel(
-            "Requests that came, by model",
-            "Of known models, refused ones included.",
+            "Incoming requests by model",
+            "Requests that arrived for a known model, including refused requests.",
             "reqps",
             ((rate("warmroute_incoming_requests_total", by="model"), "{{model}}"),),
         ),
         Panel(
             "Ends of waits for a first worker",
-            "served: a worker came. late: none came in time. refused: too many waited, or the "
-            "router stopped. displaced: by more urgent ones. left: by their clients.",
+            "served: a worker started in time. late: no worker started in time. refused: too many "
+            "requests waited, or the router stopped. displaced: more important requests took the "
+            "place. left: the client disconnected.",
             "reqps",
             ((rate("warmroute_first_worker_waits_total", by="end"), "{{end}}"),),
             names=("served", "late", "refused", "displaced", "left"),
         ),
         Panel(
-            "Bodies that wait for a first worker",
-            "Of requests that wait; waiting.bytes bounds it.",
+            "Size of requests that wait for a first worker",
+            "Size of the bodies of requests that wait for a first worker; waiting.bytes limits it.",
             "bytes",
             ((selected("warmroute_first_worker_waiting_bytes"), "bodies"),),
         ),
@@ -276,25 +286,27 @@ SESSIONS = Row(
     "Sessions",
     (
         Panel(
-            "Sessions followed",
-            "Active: a request is under way. Idle: expected back. All 0 where the policy does not "
-            "ask about them.",
+            "Tracked sessions",
+            "Active: sessions with an unfinished request. Idle: sessions that will probably "
+            "continue. Both are 0 if the policy does not use sessions.",
             "suffix: sessions",
             ((selected("warmroute_sessions"), "{{state}}"),),
             names=("active", "idle"),
         ),
         Panel(
-            "Held, by the standing of their session",
-            "New: its first request. Cold: its cache was lost. Warm: its cache is still there. "
-            "Cold ones go before new ones.",
+            "Held requests by standing of their session",
+            "New: the request is the first of its session. Cold: the session lost its cache. "
+            "Warm: the session's cache is still there. Cold requests are sent before new "
+            "requests.",
             "suffix: requests",
             ((selected("warmroute_held_sessions"), "{{standing}}"),),
             names=("new", "cold", "warm"),
         ),
         Panel(
             "Wait at the router",
-            "Of requests that were held, from arrival to the end of the wait: mean by the standing "
-            "of their session, and p99 of all. Their time to the first token includes it.",
+            "Time that a held request waited at the router, from its arrival to the end of the "
+            "wait: mean by standing of the session, and p99 of all held requests. The time to "
+            "first token includes this wait.",
             "s",
             (
                 (f"{_WAITED} / {_ENDED}", "{{standing}}"),
@@ -304,21 +316,24 @@ SESSIONS = Row(
         ),
         Panel(
             "Working set",
-            "KV tokens that sessions at home on a worker will want again, each by its chance to "
-            "return. More than its memory: caches are lost before they are used again.",
+            "KV tokens that the worker's sessions will want again, weighted by their probability "
+            "to return. If the working set exceeds the worker's KV memory, the worker evicts "
+            "caches before sessions use them again.",
             "suffix: tokens",
             per_worker("warmroute_worker_working_set_tokens"),
         ),
         Panel(
-            "Working set, to compute again",
-            "Prefill time of a worker for all of its working set.",
+            "Time to compute the working set again",
+            "Prefill time that the worker needs to compute the private tokens of its working set "
+            "again.",
             "s",
             per_worker("warmroute_worker_working_set_seconds"),
         ),
         Panel(
-            "Bounds",
-            "Sessions forgotten before they were over (limits.sessions), and blocks of prompts "
-            "forgotten (limits.session_blocks). Above 0 for long: raise them.",
+            "Forgotten sessions and blocks",
+            "Forgotten: sessions that the router dropped at limits.sessions before they ended. "
+            "Forgotten blocks: blocks of prompts that the router dropped at "
+            "limits.session_blocks. If a rate stays above 0, raise its limit.",
             "suffix: per s",
             (
                 (rate("warmroute_forgotten_sessions_total"), "forgotten"),
@@ -326,20 +341,22 @@ SESSIONS = Row(
             ),
         ),
         Panel(
-            "Heads that prompts share",
-            "Shared: heads kept, each begins many sessions' prompts. Hot: of these, so much in "
-            "demand that more than one worker should hold it. Given way: to another, per s.",
+            "Shared prefixes (trunks)",
+            "Shared: trunks that the router tracks; the prompts of many sessions begin with a "
+            "trunk. Hot: trunks that more than one worker should hold. Replaced: trunks that the "
+            "router dropped for another trunk, per second.",
             "suffix: heads",
             (
                 (selected("warmroute_trunks"), "shared"),
                 (selected("warmroute_hot_trunks"), "hot"),
-                (rate("warmroute_replaced_trunks_total"), "given way"),
+                (rate("warmroute_replaced_trunks_total"), "replaced"),
             ),
         ),
         Panel(
-            "Copies of the heads most in demand",
-            "By rank in demand: workers that hold the head, and workers that should. Demand: "
-            "seconds of work per second that its prompts bring.",
+            "Copies of the trunks most in demand",
+            "Trunks by rank in demand. Copies: workers that hold the trunk. Wanted: workers that "
+            "should hold the trunk. Demand: seconds of work per second that requests with the "
+            "trunk bring.",
             "short",
             (
                 (selected("warmroute_trunk_copies"), "copies, rank {{rank}}"),
@@ -356,31 +373,34 @@ LEGS = Row(
     (
         Panel(
             "Dispatches by leg",
-            "Both: all of a request at one worker. Prefill and decode: the two legs of one whose "
-            "prompt another worker computed.",
+            "both: one worker computes the whole request. prefill, decode: the two legs of a "
+            "disaggregated request, whose prompt another worker computes.",
             "reqps",
             ((rate("warmroute_legs_total", by="leg"), "{{leg}}"),),
             6,
             names=("both", "prefill", "decode"),
         ),
         Panel(
-            "First leg",
-            "From its dispatch to the end of its answer: the prefill and its queue.",
+            "Prefill leg",
+            "Time of the prefill leg, from its dispatch to the end of its answer, including the "
+            "wait in the worker's queue.",
             "s",
             quantiles("warmroute_prefill_leg_seconds"),
             6,
         ),
         Panel(
-            "KV between workers",
-            "How fast it goes, as learned from first tokens after a first leg. 200,000: none yet.",
+            "Speed of KV transfers",
+            "Measured speed of KV transfers between workers; 200,000 before the first transfer.",
             "suffix: tokens/s",
-            ((selected("warmroute_kv_transfer_tokens_per_second"), "learned"),),
+            ((selected("warmroute_kv_transfer_tokens_per_second"), "measured"),),
             6,
         ),
         Panel(
             "Faults of KV transfers",
-            "By the engines. Expired: freed before it was fetched. Late: fetched after that, and "
-            "the answer may be wrong. Failed: the worker that decodes computed it, or gave up.",
+            "Requests whose KV did not safely reach another worker, as engines count them. "
+            "expired: KV freed before a worker read it. late: KV read after it was freed, so the "
+            "answer may be wrong. failed: KV not received; the decode worker computed the prompt, "
+            "or failed the request.",
             "suffix: /s",
             ((rate("warmroute_worker_kv_transfer_faults_total", by="fault"), "{{fault}}"),),
             6,
@@ -388,16 +408,17 @@ LEGS = Row(
             alert="WarmrouteLateKvReads",
         ),
         Panel(
-            "Work of roles",
-            "With roles.follow: how many workers a group's prompts and its answers keep busy.",
+            "Work by role",
+            "Number of workers that a group's prompts (prefill) and answers (decode) keep busy, "
+            "with roles.follow.",
             "suffix: workers",
             ((selected("warmroute_role_work"), "{{role}}, group {{group}}"),),
             12,
         ),
         Panel(
-            "Roles",
-            "Changed: workers given another role, per s. Missing: workers whose role does nothing, "
-            "because their group has nobody for the other half.",
+            "Changed and missing roles",
+            "Changed: workers that changed their role, per second. Others: workers without a "
+            "partner, because no ready worker of their group has the other role.",
             "suffix: workers",
             (
                 (rate("warmroute_role_changes_total"), "changed"),
@@ -415,25 +436,29 @@ PICKER = Row(
     "Endpoint picker",
     (
         Panel(
-            "Requests of data planes",
-            "By what became of them. Refused: answered by the router. Unasked: the data plane "
-            "answered by itself. Left: by the client. Broken: a defect, see the log.",
+            "Requests of gateways",
+            "Requests about which gateways asked the endpoint picker, by end. placed: the picker "
+            "named a worker. refused: the router refused the request. unasked: the gateway "
+            "answered the request itself. left: the client disconnected. watched: the gateway "
+            "wanted no answer. broken: a defect; see the log.",
             "reqps",
             ((rate("warmroute_picker_requests_total", by="end"), "{{end}}"),),
             names=("placed", "refused", "unasked", "left", "watched", "broken"),
             stacked=True,
         ),
         Panel(
-            "Requests open at data planes",
-            "Asked about and not told the end of. Growing while nothing runs at the workers: the "
-            "data plane does not tell of ends (response_trailer_mode: SEND).",
+            "Unfinished requests at gateways",
+            "Requests about which a gateway asked the endpoint picker, and whose end the gateway "
+            "has not reported. If the number grows while workers are idle, the gateway does not "
+            "report ends: set response_trailer_mode: SEND.",
             "suffix: requests",
             ((selected("warmroute_picker_streams"), "open"),),
         ),
         Panel(
-            "Sent elsewhere than told",
-            "Moved: to another worker, after a refused connection or because its cluster lacks the "
-            "one that was named. Stranger: to an address that is no worker.",
+            "Requests not sent to the picked worker",
+            "moved: the gateway sent the request to another worker, after a refused connection or "
+            "because the gateway's cluster lacks the picked worker. stranger: the gateway sent "
+            "the request to an address that is no worker.",
             "reqps",
             ((rate("warmroute_picker_elsewhere_total", by="to"), "{{to}}"),),
             names=("moved", "stranger"),

@@ -1,7 +1,7 @@
-"""Panels of what clients get against targets, and of what goes wrong on the way to the workers.
+"""Panels that show latency against targets, the error budget, and errors and refusals of requests.
 
-A request is good when it was answered in whole; what is left of the error budget is counted from
-that. Answers that were too slow are good here, and shown by themselves: the targets are a choice.
+An answer is good if it is complete, and the error budget counts answers that are not good. Slow
+answers count as good, because the reader chooses the targets; separate panels show slow answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from grafana.drawing import Panel, Row, firing_alerts, quantiles, rate, selected
 from grafana.limits import limit
 
 ROUTERS = 'instance=~"$routers"'
-# Codes of refusals by who would have to change something.
+# Codes of refusals by the party (client, worker or router) that must change something.
 OF_CLIENTS = "model_not_found|context_length_exceeded|deadline_exceeded|rate_limit_exceeded"
 OF_WORKERS = "worker_error|retry_budget_exhausted"
 OF_ROUTER = "policy_failed"
@@ -22,23 +22,23 @@ def _rate(metric: str, matchers: str = "", by: str = "") -> str:
 
 
 def _grown(metric: str, matchers: str = "") -> str:
-    """How much a counter has grown in the time shown."""
+    """Return a query for the growth of a counter in the time range shown."""
     return f"sum(increase({selected(metric, matchers, ROUTERS)}[$__range]))"
 
 
 def _none(expr: str) -> str:
-    """0 where a counter has no series yet."""
+    """Return the query with the value 0 instead of no series."""
     return f"({expr} or vector(0))"
 
 
 def _within(metric: str, bound: str) -> str:
-    """The share of streamed answers in the bucket of a target."""
+    """Return a query for the share of streamed answers within the bound of a histogram bucket."""
     le = f'le="{bound}"'
     return f"{_rate(f'{metric}_bucket', le)} / {_rate(f'{metric}_count')}"
 
 
 _GOOD = _rate("warmroute_request_seconds_count")
-# Tries that failed and were not made good by another one: the client saw these.
+# Attempts that failed and were not retried, so that the client saw the failure.
 _LOST = (
     f"clamp_min({_none(_rate('warmroute_replies_total', _TRIES))} "
     f"- {_none(_rate('warmroute_retries_total'))}, 0)"
@@ -78,7 +78,7 @@ WELL = Row(
         *firing_alerts(),
         stat(
             "Routers",
-            "Whether each router that is chosen above answers Prometheus.",
+            "Whether each chosen router answers Prometheus.",
             "short",
             f'min(up{{job="warmroute", {ROUTERS}}})',
             limit("WarmrouteRouterDown", "== "),
@@ -86,8 +86,8 @@ WELL = Row(
         ),
         stat(
             "Burn rate now",
-            "Errors of the last five minutes against what the objective allows. 14.4 uses up a "
-            "month's budget in two days.",
+            "Share of failed requests in the last five minutes, divided by the share that the "
+            "objective allows. At 14.4 a month's error budget lasts two days.",
             "short",
             f"{_recorded('bad_answers')} / ({_recorded('bad_answers')} "
             f"+ {_recorded('good_answers')}) / (1 - $objective)",
@@ -96,7 +96,7 @@ WELL = Row(
         ),
         stat(
             "Refused",
-            "Share of requests that nothing could take, over five minutes.",
+            "Share of requests that the router refused for lack of capacity, over five minutes.",
             "percentunit",
             f"{_recorded('shed_requests')} / "
             f"({_recorded('bad_answers')} + {_recorded('good_answers')})",
@@ -104,56 +104,59 @@ WELL = Row(
         ),
         stat(
             "Longest wait",
-            "How long the first of the requests held at a router has waited.",
+            "Longest wait so far of a request that a router holds now.",
             "s",
             f"max({selected('warmroute_held_oldest_seconds', of=ROUTERS)})",
             limit("WarmrouteSaturated", "[2m]) > "),
         ),
         stat(
-            "Errors of our own",
-            "Requests per second that failed by a defect of a router or of its policy.",
+            "Router errors",
+            "Requests per second that failed because of a defect in a router or its policy.",
             "reqps",
             _recorded("own_errors"),
             limit("WarmrouteOurErrors", "> "),
         ),
         stat(
             "Good answers",
-            "Answers in whole per second, slow ones included.",
+            "Complete answers per second, including slow answers.",
             "reqps",
             _GOOD,
             alert="WarmrouteCollapse",
         ),
         stat(
             "Answered",
-            "Share of requests answered in whole, of all but those that failed by the client's "
-            "own fault.",
+            "Share of requests with a complete answer. Requests that failed because of a client's "
+            "mistake do not count.",
             "percentunit",
             f"{_GOOD} / ({_GOOD} + {_BAD})",
             alert="WarmrouteBudgetBurn",
         ),
         stat(
             "First token in time",
-            "Share of streamed answers whose first token came within the target above.",
+            "Share of streamed answers whose first token came within the target chosen above.",
             "percentunit",
             _TTFT,
         ),
         stat(
             "Tokens in time",
-            "Share of streamed answers whose mean gap between tokens was within the target above.",
+            "Share of streamed answers whose mean time between tokens was within the target "
+            "chosen above.",
             "percentunit",
             _TPOT,
         ),
         stat(
-            "Budget left",
-            "Of the errors that the objective allows in the time shown. Below 0: it is missed.",
+            "Error budget left",
+            "Share of the errors allowed by the objective that is left in the time range shown. "
+            "Below 0 the objective is missed.",
             "percentunit",
             _BUDGET_LEFT,
             alert="WarmrouteBudgetBurn",
         ),
         Panel(
-            "What fires",
-            "The alerts of this repository's rules that fire now, and of how many workers. The "
-            "runbook, docs/operations.md, has an entry for each.",
+            "Firing alerts",
+            "Alerts of this repository's rules that fire now. The value is the number of series "
+            "with the alert, for example one for each worker. The runbook, docs/operations.md, "
+            "has an entry for each alert.",
             "short",
             (
                 (
@@ -173,42 +176,43 @@ LATENCIES = Row(
     (
         Panel(
             "Time to first token",
-            "From a request's arrival at the router to the first byte of its streamed answer.",
+            "Time from a request's arrival at the router to the first byte of its streamed answer.",
             "s",
             quantiles("warmroute_time_to_first_token_seconds", ROUTERS),
         ),
         Panel(
             "Time per output token",
-            "Mean gap between the events of a streamed answer, one value an answer.",
+            "Mean time between the events of a streamed answer; each answer counts once.",
             "s",
             quantiles("warmroute_inter_token_seconds", ROUTERS),
         ),
         Panel(
-            "Share in time",
-            "Streamed answers within each target, and within both (at least so many).",
+            "Answers within targets",
+            "Share of streamed answers within each target, and within both targets. The share for "
+            "both is a lower bound.",
             "percentunit",
             ((_TTFT, "first token"), (_TPOT, "between tokens"), (_GOODPUT, "both")),
             maximum=1.0,
         ),
         Panel(
-            "Goodput, at least",
-            "Streamed answers per second that met both targets: all that missed one are taken to "
-            "have missed one only.",
+            "Goodput, lower bound",
+            "Streamed answers per second within both targets. The number is a lower bound, "
+            "because it assumes that no answer missed both targets.",
             "reqps",
             ((f"{_GOODPUT} * {_STREAMED}", "goodput"),),
             8,
         ),
         Panel(
-            "First tokens by time",
-            "How many streamed answers began after which time, per second.",
+            "Time to first token, distribution",
+            "Streamed answers per second by time to first token.",
             "s",
             ((_rate("warmroute_time_to_first_token_seconds_bucket", by="le"), "{{le}}"),),
             8,
             "heatmap",
         ),
         Panel(
-            "Gaps between tokens by time",
-            "How many streamed answers had which mean gap, per second.",
+            "Time per output token, distribution",
+            "Streamed answers per second by mean time between the events of the answer.",
             "s",
             ((_rate("warmroute_inter_token_seconds_bucket", by="le"), "{{le}}"),),
             8,
@@ -224,9 +228,9 @@ BLAME = Row(
     (
         Panel(
             "Errors by blame",
-            "client: bad, too large or late requests, clients that leave. worker: failed tries "
-            "that no other worker made good. capacity: refused because nothing could take it. "
-            "router: a defect of the router or of its policy.",
+            "client: invalid, too large or late requests, and clients that disconnect. worker: "
+            "attempts that failed at a worker and were not retried. capacity: requests refused "
+            "for lack of capacity. router: defects of the router or its policy.",
             "reqps",
             (
                 (
@@ -244,15 +248,16 @@ BLAME = Row(
         ),
         Panel(
             "Refusals by code",
-            "Requests turned away by the router.",
+            "Requests that the router refused, by error code.",
             "reqps",
             ((_rate("warmroute_rejections_total", by="code"), "{{code}}"),),
             names=("no_worker_available", "hold_queue_full", "hold_timeout", "router_full"),
             alert="WarmrouteSaturated",
         ),
         Panel(
-            "Tries that failed, by kind",
-            "Before other workers were tried; see the router's dashboard for each kind.",
+            "Failed attempts by kind",
+            "Attempts that failed at a worker, including attempts that were retried. Panel Failed "
+            "answers by kind of the router dashboard explains the kinds.",
             "reqps",
             ((_rate("warmroute_replies_total", _TRIES, "error"), "{{error}}"),),
             alert="WarmrouteWorkerEjected",
@@ -263,7 +268,7 @@ BLAME = Row(
 
 
 def _burn(range_: str) -> str:
-    """How many times faster than the objective allows errors come."""
+    """Return a query for the burn rate: failed requests divided by those the objective allows."""
     return f"({_BAD} / ({_BAD} + {_GOOD}))".replace("$__rate_interval", range_) + (
         " / (1 - $objective)"
     )
@@ -274,8 +279,8 @@ BUDGET = Row(
     (
         Panel(
             "Burn rate",
-            "Errors against what the objective allows: 1 uses up the budget just in its time, "
-            "14.4 uses a month's in two days.",
+            "Share of failed requests, divided by the share that the objective allows. At 1 the "
+            "error budget lasts exactly its period; at 14.4 a month's budget lasts two days.",
             "short",
             ((_burn("5m"), "5 minutes"), (_burn("1h"), "1 hour"), (_burn("6h"), "6 hours")),
             alert="WarmrouteBudgetBurn",
@@ -285,8 +290,9 @@ BUDGET = Row(
             ),
         ),
         Panel(
-            "Budget left over time",
-            "Of the errors that the objective allows, by the end of each time shown.",
+            "Error budget left over time",
+            "Share of the errors allowed by the objective that is left, in the time range that "
+            "ends at each point.",
             "percentunit",
             ((_BUDGET_LEFT, "left"),),
             alert="WarmrouteBudgetBurn",
@@ -314,9 +320,9 @@ QUEUE = Row(
     "Queue and refusals",
     (
         Panel(
-            "Waiting and running",
-            "In flight: accepted and unfinished. Held: of these, waiting at the router because "
-            "no worker should take them now.",
+            "Requests in flight and held",
+            "In flight: requests that the router has accepted and not finished. Held: requests in "
+            "flight that wait at the router because no worker should take them now.",
             "short",
             (
                 (selected("warmroute_inflight_requests"), "in flight"),
@@ -325,9 +331,10 @@ QUEUE = Row(
         ),
         Panel(
             "Holds and rejections by code",
-            "Holds: requests that began to wait at the router. Codes: no_worker_available, "
-            "hold_queue_full, hold_timeout, displaced, router_full (503), worker_error (502), "
-            "model_not_found (404), context_length_exceeded (400), policy_failed (500).",
+            "Holds: requests that began to wait at the router. Others: rejections by error code: "
+            "no_worker_available, hold_queue_full, hold_timeout, displaced, router_full (503), "
+            "worker_error (502), model_not_found (404), context_length_exceeded (400), "
+            "policy_failed (500).",
             "reqps",
             (
                 (rate("warmroute_holds_total"), "holds"),
@@ -337,16 +344,20 @@ QUEUE = Row(
         ),
         Panel(
             "Client errors by status",
-            "Requests refused as the client's own fault, before any worker was chosen.",
+            "Requests refused for a mistake of the client, before the router chose a worker, by "
+            "HTTP status.",
             "reqps",
             ((rate("warmroute_client_errors_total", by="status"), "status {{status}}"),),
         ),
         Panel(
             "Policy and templates",
-            "Faults of the policy's own code, by kind: raised, nan, shape (its answer), slow, "
-            "terms; the log says which, the fallback decides. Suspended: 1 while it is not asked. "
-            "Template refusals: prompts that the tokenizer refused, routed by their text. "
-            "Attribution: lines of Claude Code that changed within a session, and end reuse.",
+            "Faults of the policy's code, by kind: raised (an exception), nan (a cost that is no "
+            "number), shape (costs of a wrong shape), slow, terms (faulty terms). After a fault "
+            "the fallback policy decides, and the log has the details. Suspended: 1 while only "
+            "the fallback policy decides. Template refusals: prompts that the tokenizer or chat "
+            "template refused, so the router matches them as text. Attribution: requests whose "
+            "Claude Code attribution line changed within the session, after which some engines "
+            "reuse no cache.",
             "suffix: per s",
             (
                 (rate("warmroute_policy_faults_total", by="kind"), "{{kind}}"),
@@ -360,13 +371,14 @@ QUEUE = Row(
     width=6,
 )
 
-DOOR = Row(
+CLIENT_PORT = Row(
     "Client port",
     (
         Panel(
-            "Turned away by reason",
-            "Requests that are no clean HTTP, too large or late, and connections beyond the "
-            "limits. No worker sees any of these.",
+            "Refusals at the client port by reason",
+            "Requests and connections that the HTTP server refused or closed: invalid HTTP, too "
+            "large or late requests, and connections beyond the limits. These requests reach no "
+            "worker.",
             "reqps",
             (
                 (
@@ -377,13 +389,13 @@ DOOR = Row(
         ),
         Panel(
             "Clients' connections",
-            "Open ones, against server.connections.",
+            "Open connections of clients; server.connections limits them.",
             "short",
             ((selected("warmroute_server_connections"), "open"),),
         ),
         Panel(
             "Requests still arriving",
-            "Memory of heads and bodies that are not whole, against server.arriving_bytes.",
+            "Memory of requests that have not arrived completely; server.arriving_bytes limits it.",
             "bytes",
             ((selected("warmroute_server_arriving_bytes"), "arriving"),),
         ),
@@ -395,14 +407,16 @@ TENANTS = Row(
     (
         Panel(
             "Requests by tenant",
-            "Begun, refused ones included: the 50 busiest tenants by name, (others) for the rest.",
+            "Requests that each tenant began, including refused requests. The 50 busiest tenants "
+            "are named; (others) stands for all other tenants.",
             "reqps",
             ((rate("warmroute_tenant_requests_total", by="tenant"), "{{tenant}}"),),
         ),
         Panel(
             "Refusals by tenant and reason",
-            "rate_limit_exceeded: the tenant is at a limit of its key. model_not_allowed, "
-            "priority_not_allowed: its key is not for that. Others: as all rejections.",
+            "rate_limit_exceeded: the tenant has reached a limit of its key. model_not_allowed, "
+            "priority_not_allowed: the key does not allow the model or the priority. Other "
+            "reasons are those of panel Holds and rejections by code.",
             "reqps",
             (
                 (
@@ -413,13 +427,15 @@ TENANTS = Row(
         ),
         Panel(
             "Tokens by tenant",
-            "Of answered requests: of the prompts, cached ones included, and of the answers.",
+            "Tokens of answered requests: tokens of prompts (including cached tokens) and of "
+            "answers.",
             "suffix: tok/s",
             ((rate("warmroute_tenant_tokens_total", by="tenant, of"), "{{tenant}}: {{of}}"),),
         ),
         Panel(
-            "Waiting, by tenant and by priority",
-            "Requests held at the router; lower priorities go first, tenants of one take turns.",
+            "Held requests by tenant and by priority",
+            "Requests that wait at the router. Lower priority numbers are sent first; tenants of "
+            "equal priority take turns.",
             "short",
             (
                 (selected("warmroute_held_by_tenant"), "tenant {{tenant}}"),
@@ -428,8 +444,9 @@ TENANTS = Row(
         ),
         Panel(
             "Oldest and predicted wait",
-            "Oldest: how long the first of those held has waited. Predicted: what is queued and "
-            "held, at the rate at which the pool computes prompts; what Retry-After tells.",
+            "Oldest: longest wait so far of a request that the router holds now. Predicted: wait "
+            "of a request that arrives now, from the queued and held prompt tokens and the pool's "
+            "prefill speed; Retry-After has this value.",
             "s",
             (
                 (selected("warmroute_held_oldest_seconds"), "oldest"),
@@ -440,9 +457,10 @@ TENANTS = Row(
             limits=(limit("WarmrouteSaturated", "[2m]) > "),),
         ),
         Panel(
-            "Prompt tokens to be computed",
-            "Sent: to workers, before the first token (or the end, of answers that do not "
-            "stream). Held: of requests waiting at the router.",
+            "Prompt tokens not computed yet",
+            "Sent: prompt tokens of requests at workers that have no first token yet, or no "
+            "answer yet if the answer is not streamed. Held: prompt tokens of requests that wait "
+            "at the router.",
             "suffix: tok",
             ((selected("warmroute_queued_prompt_tokens"), "{{where}}"),),
         ),
@@ -450,13 +468,15 @@ TENANTS = Row(
 )
 
 WORKERS = Row(
-    "Workers and their failures",
+    "Failures of workers",
     (
         Panel(
             "Retries and ejections",
-            "Retries: requests sent to another worker after one failed before its first byte; "
-            "refused: the budget for these was spent. Ejections: workers ejected; withheld: too "
-            "many of the pool were already.",
+            "Retries: requests sent to another worker after a failure before the first byte. "
+            "Retries refused: failed requests that were not retried, because the retry budget was "
+            "used up. Ejections: failures that ejected a worker. Ejections withheld: failures "
+            "that did not eject a worker, because too many workers of the pool were ejected "
+            "already.",
             "suffix: per s",
             (
                 (rate("warmroute_retries_total"), "retries"),
@@ -468,8 +488,9 @@ WORKERS = Row(
         Panel(
             "Failed answers by kind",
             "connect, early_close, timeout_first_byte, timeout_between, garbage, status_5xx, "
-            "no_answer: the worker's fault. busy: all connections to it in use. client: it stopped "
-            "reading. The workers with most of them.",
+            "no_answer: failures of the worker. busy: all connections to the worker were in use. "
+            "client: the client stopped reading. The panel shows the workers with the most failed "
+            "answers.",
             "reqps",
             top(
                 rate("warmroute_replies_total", 'error!="", worker=~"$worker"', "worker, error"),
@@ -478,7 +499,8 @@ WORKERS = Row(
         ),
         Panel(
             "Failures blamed on workers",
-            "What counts towards ejecting a worker, by cause; the workers with most of it.",
+            "Failures that count towards the ejection of a worker, by cause. The panel shows the "
+            "workers with the most failures.",
             "suffix: per s",
             top(
                 rate("warmroute_worker_failures_total", 'worker=~"$worker"', "worker, cause"),
@@ -486,17 +508,19 @@ WORKERS = Row(
             ),
         ),
         Panel(
-            "Workers kept for one that was passed",
-            "Times that a worker took nothing new until a request fitted that had waited for long "
-            "and been passed by others. Often: some requests are large for the workers.",
+            "Workers reserved for overtaken requests",
+            "Times that the router reserved a worker for a request that had waited for long and "
+            "that other requests had overtaken. Frequent reservations mean that some requests are "
+            "large for the workers.",
             "suffix: per s",
-            ((rate("warmroute_reserved_workers_total"), "kept"),),
+            ((rate("warmroute_reserved_workers_total"), "reserved"),),
             12,
         ),
         Panel(
-            "Replies by what carried them",
-            "native: the relay's thread. python: all others, each with its reason; much of it on "
-            "plain HTTP: the thread was not built or is off.",
+            "Answers by relay path",
+            "native: the native relay thread carried the answer. python: Python code carried the "
+            "answer, for the reason shown. Many python answers over plain HTTP mean that the "
+            "native thread is not built or is turned off.",
             "reqps",
             ((rate("warmroute_relayed_requests_total", by="path, why"), "{{path}} {{why}}"),),
             12,
@@ -509,7 +533,7 @@ NAMES = Row(
     (
         Panel(
             "Requests by target",
-            "Those that a rule of names sent to a model or revision.",
+            "Requests that a rule of names sent to a model or revision.",
             "suffix: per s",
             top(
                 rate("warmroute_name_requests_total", by="rule, model, revision"),
@@ -517,8 +541,8 @@ NAMES = Row(
             ),
         ),
         Panel(
-            "Failed by target",
-            "Share of these that a worker failed, or that no worker took.",
+            "Failed share by target",
+            "Share of the requests for a target that failed at a worker, or that no worker took.",
             "percentunit",
             top(
                 rate("warmroute_name_requests_total", 'result="failed"', "rule, model, revision")
@@ -529,7 +553,7 @@ NAMES = Row(
         ),
         Panel(
             "Time to first token by target, p90",
-            "From arrival to the first byte of a streamed answer.",
+            "Time from a request's arrival to the first byte of its streamed answer.",
             "s",
             top(
                 "histogram_quantile(0.9, "
@@ -545,12 +569,13 @@ NAMES = Row(
 )
 
 STREAMS = Row(
-    "Streams whose worker is lost",
+    "Streams that lost their worker",
     (
         Panel(
-            "What became of them",
-            "moved: another worker went on. closed: all was said. unfit: could not go on. refused: "
-            "no worker took it.",
+            "Migrations by result",
+            "moved: another worker continued the stream. closed: only the end of the stream was "
+            "missing. unfit: the stream could not move. refused: no worker took the rest of the "
+            "stream.",
             "suffix: per s",
             (
                 (
@@ -560,27 +585,30 @@ STREAMS = Row(
             ),
         ),
         Panel(
-            "Silence of those that moved",
-            "From the last byte of the lost worker to the first event of the next one.",
+            "Gap in moved streams",
+            "Time from the last byte of the lost worker to the first event of the next worker.",
             "s",
             quantiles("warmroute_migration_gap_seconds"),
         ),
         Panel(
             "Streams that could not move",
-            "By reason, whether or not their worker was lost.",
+            "Streams that could not have moved to another worker, by reason, including streams "
+            "that kept their worker.",
             "suffix: per s",
             ((rate("warmroute_migration_unfit_total", by="reason"), "{{reason}}"),),
         ),
         Panel(
             "Tokens computed again",
-            "Of prompts and answers, to go on elsewhere, as expected.",
+            "Tokens of prompts and answers that workers are expected to compute again because of "
+            "migrations.",
             "suffix: tok/s",
             ((rate("warmroute_migration_recomputed_tokens_total"), "computed again"),),
             12,
         ),
         Panel(
             "Token ids kept",
-            "Of streams under way, four bytes each; migration.tokens bounds them.",
+            "Token ids that the router keeps for unfinished streams, of four bytes each; "
+            "migration.tokens limits them.",
             "suffix: tok",
             ((selected("warmroute_migration_kept_tokens"), "kept"),),
             12,
