@@ -22,8 +22,8 @@ NO_KEY = "-"  # in a key's place: the terms of a tenant that trusted peers name
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """What an API key allows its client; None means no limit. Lifetime: until the file is read
-    again.
+    """The limits and permissions of an API key; None means no limit. Lifetime: until the file is
+    read again.
     """
 
     tenant: str | None = None

@@ -81,7 +81,9 @@ class Exhausted:
 
 
 class Allowance:
-    """What one API key has used, and what is left. Lifetime: as long as the file has the key."""
+    """The usage and the remaining quota of one API key. Lifetime: as long as the file has the
+    key.
+    """
 
     def __init__(self, terms: KeyTerms, now_s: float) -> None:
         self._terms = terms
@@ -209,8 +211,8 @@ def _bucket(old: Bucket | None, rate: float | None, burst: float, now_s: float) 
 
 
 class Grant:
-    """What one request takes of its key's quota. Lifetime: request; `end` must be called in any
-    case.
+    """The share of its key's quota that one request uses. Lifetime: request; `end` must be called
+    in any case.
 
     Times are seconds on the clock of the allowance.
     """

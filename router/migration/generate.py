@@ -68,8 +68,8 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 class _WorkerOutput:
-    """What one worker has written of the answer so far. Lifetime: the worker's part of
-    the stream.
+    """The part of the answer that one worker has written so far. Lifetime: the worker's part of the
+    stream.
     """
 
     def __init__(self, first: _WorkerOutput | None = None) -> None:

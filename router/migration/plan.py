@@ -107,8 +107,8 @@ _SEVERAL = re.compile(rb'\[\s*(?:\[[^\]]*\]|"(?:[^"\\]|\\.)*")\s*,')
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What must be known of a request in order to ask another worker for the rest of its answer.
-    Lifetime: request.
+    """The facts of a request that the router needs in order to ask another worker for the rest of
+    the answer. Lifetime: request.
     """
 
     fields: Fields

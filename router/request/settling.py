@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """What follows an attempt: the core chooses another worker, or the request ends."""
+    """The action after an attempt: the core chooses another worker, or the request ends."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"

@@ -56,7 +56,9 @@ class HandoverWorker(msgspec.Struct, frozen=True):
 
 
 class RestartHandover(msgspec.Struct, frozen=True):
-    """What the next router gets from the running one, besides sockets and files (`kv_state`)."""
+    """The data that the next router gets from the running router, besides sockets and files
+    (`kv_state`).
+    """
 
     client_sockets: int
     admin_sockets: int

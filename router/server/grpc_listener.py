@@ -38,7 +38,7 @@ def serves(service: Service) -> bool:
 
 
 class GrpcPeer:
-    """What a request needs to know of its client's connection, for a gRPC call. Lifetime: call."""
+    """The facts that a gRPC request needs about its client's connection. Lifetime: call."""
 
     transport = None
     goes_on = True

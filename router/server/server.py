@@ -39,7 +39,7 @@ _MAX_PIPELINED_BYTES = 1 << 20
 
 
 class Application(Protocol):
-    """What answers a port's requests."""
+    """An application that answers the requests of a port."""
 
     async def answer(self, request: Request) -> Answer:
         """Return the answer to a request. Raises OSError if the client left."""

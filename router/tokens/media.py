@@ -26,7 +26,7 @@ _MAX_OBJECTS = 4  # nested, in which an address is looked for
 
 
 class MessageMedia(NamedTuple):
-    """What is known of the media in one message. Lifetime: call."""
+    """The facts that are known about the media in one message. Lifetime: call."""
 
     has_media: bool
     has_addresses: bool  # of media that are not in the message itself

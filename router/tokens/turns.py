@@ -52,7 +52,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class MessageFacts(NamedTuple):
-    """What is known of one message in a request. Lifetime: request."""
+    """The facts that are known about one message of a request. Lifetime: request."""
 
     bytes: int
     has_media: bool
@@ -85,7 +85,7 @@ class KnownPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """What the memo knows of a request's prompt. Lifetime: request."""
+    """The token ids and messages that the memo knows of a request's prompt. Lifetime: request."""
 
     keys: Sequence[bytes]  # of the request up to each of its messages; the last: all of it
     keeps: bool = False  # its prompt may be remembered

@@ -409,8 +409,8 @@ def inner_name(chain: int) -> int:
 
 
 class Known(NamedTuple):
-    """What a name stands for: a chain hash, and a set of tiers in which bit t says that tier t
-    holds it.
+    """The block that has a name: its chain hash, and the set of tiers that hold the block. Bit t of
+    the set stands for tier t.
     """
 
     chain: int
