@@ -374,7 +374,7 @@ LEGS = Row(
         Panel(
             "Dispatches by leg",
             "both: one worker computes the whole request. prefill, decode: the two legs of a "
-            "disaggregated request, whose prompt another worker computes.",
+            "disaggregated request, at two workers.",
             "reqps",
             ((rate("warmroute_legs_total", by="leg"), "{{leg}}"),),
             6,
