@@ -143,9 +143,8 @@ class AdminApi:
         methods = self._routes.get(path)
         if methods is None:
             served = ", ".join(sorted(self._routes))
-            raise ClientError(
-                404, f"{request.method} {request.path} is not served here; served: {served}"
-            )
+            here = "is not served at the admin port (clients' requests go to the client port)"
+            raise ClientError(404, f"{request.method} {request.path} {here}; served: {served}")
         handle = methods.get("GET" if request.method == "HEAD" else request.method)
         return _not_allowed(request, methods) if handle is None else await handle(request)
 

@@ -88,8 +88,8 @@ def _why(error: HTTPError) -> str:
     except (ValueError, KeyError, TypeError):
         return said.decode(errors="replace").strip() or "it says no more"
     more = "; give --admin-key-file FILE" if error.code == 401 else ""
-    if error.code == 404 and "is not served here" in message:
-        more = "; is this the client port? --admin URL names the admin port"
+    if error.code == 404 and "is not served at the client port" in message:
+        return f"{message.partition('; served:')[0]}; give the admin port's address by --admin URL"
     return message + more
 
 

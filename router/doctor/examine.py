@@ -65,7 +65,10 @@ async def examine(
     Raises DoctorError if a server cannot be examined or an option is out of range.
     """
     if not 1 <= len(specs) <= MAX_SERVERS:
-        raise DoctorError(f"{len(specs)} servers; 1 to {MAX_SERVERS} can be examined at once")
+        raise DoctorError(
+            f"got {len(specs)} servers, expected 1 to {MAX_SERVERS}: give the engines' URLs, as in "
+            "http://gpu1:8000, or a router's with --routing"
+        )
     if not LEAST_S <= options.seconds <= MOST_S:
         raise DoctorError(f"{options.seconds:g} s cannot be watched; {LEAST_S:g} to {MOST_S:g}")
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ MAX_REPLY_BYTES = 4 << 20  # of JSON: event sources, models (thousands of adapte
 MAX_METRICS_BYTES = 4 << 20
 POST_S = 5.0  # at least: TensorRT-LLM waits about 2 s for events
 
+_CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError)
 T = TypeVar("T")
 
 
@@ -90,14 +92,17 @@ async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
         parts = urlsplit(url)
         if await speaks_http2(parts.hostname or "", parts.port or 80, timeout_s):
             return f"{url} speaks gRPC, or HTTP/2 alone; give its HTTP port (Triton's is 8000)"
-        return f"{url}: {error or type(error).__name__}; is it an HTTP server? https://?"
+        why = "it closed the connection" if isinstance(error, _CLOSED) else str(error)
+        return f"{url}: {why or type(error).__name__}; is it an HTTP server? https://?"
     return str(error)[:400]
 
 
 def _reason(error: OSError) -> str:
     """Return the system's text for the error, such as `Connection refused`. asyncio's own text
-    repeats the address, and errors of name resolution have no number of the system.
+    repeats the address. Errors of TLS and of name resolution have no number of the system.
     """
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error)

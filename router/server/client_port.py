@@ -105,7 +105,8 @@ class ClientPort:
         known = sorted((*_SERVED, *(one.path for one in KSERVE.values() if self._dialects)))
         near = get_close_matches(path[:_PATH_CHARS], known, 1)
         served = ", ".join(dict.fromkeys((*near, *known)))
-        raise ClientError(404, f"{method} {path} is not served here; served: {served}")
+        here = "is not served at the client port (operators' pages are at the admin port)"
+        raise ClientError(404, f"{method} {path} {here}; served: {served}")
 
     def _shown(self, request: Request) -> Response:
         path = request.path

@@ -157,7 +157,8 @@ def connections_for(wanted: int, files: int) -> int:
     possible = (files - min(_OTHER_FILES, files // 2)) // 2
     if wanted > possible:
         log.info(
-            "at most %d connections instead of server.connections %d: %d files may be open",
+            "serving at most %d connections, less than server.connections %d, because the process "
+            "may open %d files (ulimit -n)",
             possible,
             wanted,
             files,

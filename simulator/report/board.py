@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 QUIET_S = 2.0  # jobs that take no longer are not shown
 LINE_EVERY_S = 10.0  # seconds between lines if the console is no terminal
+ESTIMATED_FROM = 0.02  # share of a job from which on the time left is estimated
 # Drawing takes milliseconds of a core that measured programs need.
 REFRESHES_PER_S = 2
 
@@ -75,7 +76,7 @@ class Board:
         now_s = self._clock()
         if now_s < self._next_s[name]:
             return
-        if share and share < 1:
+        if share and ESTIMATED_FROM <= share < 1:
             told += f", {span((now_s - self._began_s[name]) * (1 - share) / share)} left"
         if not self.console.is_terminal:
             self._next_s[name] = now_s + LINE_EVERY_S

@@ -46,7 +46,7 @@ async def test_top_prints_a_frame_and_reports_errors(tmp_path: Path) -> None:
         assert "workers 2: 2 ready" in said
         assert "request worker" in said
         status, said = await run(stack, "top", "--once", admin=stack.url)
-        assert (status, "is this the client port?" in said) == (1, True)
+        assert (status, "give the admin port's address" in said) == (1, True)
     status, said = await run(None, "top", "--once", admin="http://127.0.0.1:9")
     assert (status, "is the router there?" in said) == (1, True)
     status, said = await run(None, "top", admin="nonsense")

@@ -135,7 +135,7 @@ async def test_a_compressed_body_is_read_and_forwarded_unchanged(stack) -> None:
         ("/v2/repository/models/x/load", b"{}", 400, "passes on no settings"),
         ("/v2/systemsharedmemory/region/a/register", b"{}", 400, "shared memory"),
         ("/v2/nothing", b"{}", 404, None),
-        ("/v2/model/x/infer", b"{}", 404, "not served here; served: /v2/models/{model}/infer, "),
+        ("/v2/model/x/infer", b"{}", 404, "at the admin port); served: /v2/models/{model}/infer, "),
         (f"{BASE}/nothing", b"{}", 404, "Not Found"),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ async def test_other_requests_are_answered_between_inference_requests() -> None:
     assert b"Content-Length: 0" not in answers[2]
     assert b"\r\nAllow: GET,HEAD\r\n" in answers[5]
     assert b"\r\nAllow: POST\r\n" in answers[6]
-    assert b"is not served here; served: " in answers[7]
+    assert b"is not served at the client port" in answers[7]
 
 
 async def test_an_http_1_0_client_may_request_keep_alive() -> None:
