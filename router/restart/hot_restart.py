@@ -77,7 +77,7 @@ _SERVES_S = 120.0  # for a follower to serve
 _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
 
 
-class OpenRequestReporter(Protocol):
+class RequestReporter(Protocol):
     """Reports this router's requests to the router that replaces it
     (`router.replicas.former.OpenRequestReporter`). Lifetime: connection.
     """
@@ -100,7 +100,7 @@ class HandoverServer:
         path: Path,
         leave: Callable[[], Awaitable[tuple[RestartHandover, list[socket.socket]]]],
         handed: Callable[[], Awaitable[None]],
-        telling: Callable[[socket.socket], OpenRequestReporter] | None = None,
+        telling: Callable[[socket.socket], RequestReporter] | None = None,
     ) -> None:
         """Make a server that does not wait yet.
 
@@ -112,7 +112,7 @@ class HandoverServer:
         self._leave = leave
         self._handed = handed
         self._begin_telling = telling
-        self._telling: OpenRequestReporter | None = None  # to the router that follows
+        self._telling: RequestReporter | None = None  # to the router that follows
         self._socket: socket.socket | None = None
         self._inode = 0
         self._waiting: asyncio.Task[None] | None = None
