@@ -127,7 +127,7 @@ async def kv_release(http: web.Request) -> web.Response:
     body = decode(await http.read(), _RELEASE)
     transfers = http.app[WORKER].transfers
     if transfers is None:
-        raise ApiError(404, "this worker gives its KV to nobody (--kv-transport none)")
+        raise ApiError(404, "this worker does not send KV to other workers (--kv-transport none)")
     if body.transfer_id is not None:
         released = http.app[WORKER].release_named(body.transfer_id)
     elif body.request_id is not None and body.generation is not None:

@@ -342,7 +342,8 @@ class WorkerCollector(Collector):
         scheduler.exports.advance(now_s)
         yield from self._vllm()
         for part, (backend, why) in self._backends().items():
-            name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
+            name = f"warmroute_engine_{part}_backend"
+            text = f"The backend that computes {part}, and the reason for this backend."
             yield self._info(name, text, {"backend": backend, "because_of": why})
         yield from self._own()
         yield from self._of_cache()
@@ -352,7 +353,7 @@ class WorkerCollector(Collector):
             yield from self._of_imports(importer)
             moved = {"sent": exporter.sent_bytes_total, "received": importer.received_bytes_total}
             name = "warmroute_engine_kv_bytes"
-            yield self._counter(name, "KV moved.", moved, "direction")
+            yield self._counter(name, "KV that was moved between workers.", moved, "direction")
 
     def _vllm(self) -> Iterator[Metric]:
         """Yield the metrics that vLLM has, under its names."""
@@ -374,7 +375,7 @@ class WorkerCollector(Collector):
             yield counter(names.EXTERNAL_HITS, text, scheduler.host_hit_tokens_total)
         text = "Prompt tokens of answered requests."
         yield counter(names.PROMPT_TOKENS, text, counters.prompt_tokens)
-        yield counter(names.GENERATION_TOKENS, "Tokens given.", counters.generation_tokens)
+        yield counter(names.GENERATION_TOKENS, "Generated tokens.", counters.generation_tokens)
         yield counter(names.PREEMPTIONS, "Preemptions.", scheduler.preemptions_total)
         text = "Finished requests."
         yield counter(names.REQUEST_SUCCESS, text, counters.finished, "finished_reason")
@@ -383,7 +384,8 @@ class WorkerCollector(Collector):
         yield self._histogram(names.E2E, "Time to the last token.", counters.e2e_s)
         cache = {"block_size": str(pool.block_size), "num_gpu_blocks": str(pool.blocks)}
         name = names.CACHE_CONFIG.removesuffix("_info")
-        yield self._info(name, "KV cache.", cache | {"enable_prefix_caching": "True"})
+        cache["enable_prefix_caching"] = "True"
+        yield self._info(name, "Settings of the KV cache.", cache)
 
     def _own(self) -> Iterator[Metric]:
         runner, counters, own = self._runner, self._counters, "warmroute_engine_"
@@ -391,39 +393,41 @@ class WorkerCollector(Collector):
         yield counter(own + "steps", "Steps scheduled.", scheduler.steps_total)
         text = "Steps that ended later than modelled: this machine is too busy for the speed."
         yield counter(own + "overrun_steps", text, runner.overrun_steps_total)
-        yield counter(own + "busy_seconds", "Seconds of steps.", runner.busy_s_total)
-        text = "Seconds of steps' parts; with overlap more than passed."
+        yield counter(own + "busy_seconds", "Seconds that steps took.", runner.busy_s_total)
+        text = "Seconds of each phase of the steps. Phases may overlap."
         yield counter(own + "step_phase_seconds", text, self._steps.phase_s, "phase")
         yield counter(own + "step_tokens", "Tokens computed.", self._steps.tokens, "of")
         budget = scheduler.settings.max_num_tokens
         yield gauge(own + "step_budget_tokens", "Tokens that a step may compute.", budget)
-        text = "Requests in the engine, in the last step, at most."
+        text = "Requests: active, scheduled in the last step, and the limit."
         yield gauge(own + "requests", text, self._steps.requests, "kind")
         reasons = {key.value: count for key, count in scheduler.not_scheduled_total.items()}
-        yield counter(own + "not_scheduled", "Request-steps spent waiting.", reasons, "reason")
+        text = "Waiting requests, counted at each step."
+        yield counter(own + "not_scheduled", text, reasons, "reason")
         yield counter(own + "refused", "Requests refused.", counters.refused, "reason")
-        yield counter(own + "slow_clients", "Streams cut as unread.", counters.slow_clients)
-        text = "Steps of a CUDA graph, or why not."
+        text = "Streams that ended because the client did not read."
+        yield counter(own + "slow_clients", text, counters.slow_clients)
+        text = "Steps that ran as a CUDA graph, or the reason why they did not."
         yield counter(own + "graph_steps", text, counters.graph_steps, "use")
-        text = "Rows of graphs computed for nobody."
+        text = "Padding rows that CUDA graphs computed."
         yield counter(own + "graph_padded_rows", text, counters.padded_rows)
         if "int8" in self._backends():
-            text = "Steps by what multiplied the layers' INT8 weights."
+            text = "Steps by the backend that multiplied the INT8 weights."
             yield counter(own + "int8_steps", text, counters.int8_steps, "backend")
-        text = "Requests that were no HTTP."
+        text = "Requests that were not valid HTTP."
         yield counter(own + "unread_requests", text, counters.unread_requests)
 
     def _of_cache(self) -> Iterator[Metric]:
         scheduler, counters, own = self._runner.scheduler, self._counters, "warmroute_engine_"
-        text = "Runs of tokens in a step whose KV several decodes read once."
+        text = "Shared prefixes whose KV a step read once for several decodes."
         yield self._counter(own + "shared_prefix_groups", text, counters.shared_prefix_groups)
-        text = "KV that was not read for that."
+        text = "Bytes of KV reads that shared prefixes saved."
         yield self._counter(own + "kv_bytes_saved", text, counters.kv_bytes_saved)
         pool, pins = scheduler.pool, scheduler.pins
         yield self._gauge(own + "cached_blocks", "Blocks in the prefix cache.", pool.cached_blocks)
         text = "Blocks kept in host memory."
         yield self._gauge(own + "host_blocks", text, len(pool.host))
-        yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
+        yield self._gauge(own + "pinned_blocks", "Blocks that are pinned.", pins.held_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
 
     def _of_exports(self, exporter: Exporter) -> Iterator[Metric]:
@@ -431,24 +435,25 @@ class WorkerCollector(Collector):
         exports = self._runner.scheduler.exports
         text = "Prompts whose KV is held for other workers."
         yield self._gauge(own + "exports", text, len(exports))
-        yield self._gauge(own + "exported_blocks", "Blocks held so.", exports.held_blocks)
+        text = "Blocks that are held for other workers."
+        yield self._gauge(own + "exported_blocks", text, exports.held_blocks)
         ends = {"read": exporter.sent_total, "late": exporter.late_total}
         ends |= {"expired": exports.expired_total, "too_many": exports.refused_total}
-        text = "Prompts to be kept for other workers, by what became of them."
+        text = "Prompts that were held for other workers, by how the hold ended."
         yield self._counter(own + "exports_ended", text, ends, "end")
-        text = "Readers sent away."
+        text = "Readers of KV that were refused."
         yield self._counter(own + "readers_refused", text, exporter.refused, "reason")
-        text = "Prompts whose KV was given back before anybody read it."
+        text = "Prompts whose KV was freed before another worker read it."
         yield self._counter(names.NIXL_EXPIRED, text, exports.expired_total)
 
     def _of_imports(self, importer: Importer) -> Iterator[Metric]:
         own = "warmroute_engine_kv_"
-        text = "Requests whose prompt's KV has not come yet."
+        text = "Requests that wait for KV from other workers."
         yield self._gauge(own + "imports", text, importer.active)
         come = {"received": importer.received_total, **importer.failed}
-        text = "Prompts read from other workers, or why not."
+        text = "Reads of a prompt's KV from other workers, by outcome."
         yield self._counter(own + "reads", text, come, "outcome")
-        text = "From reserved blocks to the KV in them."
+        text = "Seconds from reserving blocks until their KV has arrived."
         yield self._counter(own + "read_seconds", text, importer.wait_s_total)
         text = "Reads of other workers' KV that failed."
         yield self._counter(names.NIXL_FAILED, text, importer.failed.total())

@@ -125,7 +125,7 @@ async def _grpc(talk: Interview) -> tuple[str | None, str]:
     talk.silent.add(address)
     if given is None:
         return None, ""
-    return None, f"nobody speaks gRPC at {given}: check grpc={given}; it gets no gRPC requests"
+    return None, f"no gRPC server answers at {given}: check grpc={given}; it gets no gRPC requests"
 
 
 class _Entry(msgspec.Struct):

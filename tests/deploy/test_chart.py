@@ -563,7 +563,7 @@ BAD: list[tuple[Object, str]] = [
     ({"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp"}]}, "mountPath"),
     ({"extraInitContainers": [{"name": "x"}]}, "image"),
     # Rules that involve several keys.
-    ({"mode": "central"}, "nobody names the engines"),
+    ({"mode": "central"}, "no source of engines is set"),
     (merged(SOURCES, {"networkPolicy": {"enabled": False}}), "whoever reaches the admin port"),
     (merged(SOURCES, {"redis": {"mode": "given"}}), "where it is, is said by redis.url"),
     (merged(SOURCES, SECRET, {"redis": {"url": "redis://r:1"}}), "are both given"),

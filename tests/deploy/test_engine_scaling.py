@@ -205,7 +205,7 @@ REFUSED: list[tuple[Object, str]] = [
     (scaling(BY_KEDA | {"target": {"name": "warmroute-router"}}), "are the routers"),
     (scaling(BY_HPA | {"models": ["a/b"]}), "a/b cannot be a label's value"),
     (scaling(BY_HPA | {"idleSeconds": 7200}), "an HPA remembers 3600 s at most"),
-    (scaling(BY_KEDA, mode="sidecar"), "nobody would wait: take mode central"),
+    (scaling(BY_KEDA, mode="sidecar"), "requests could not wait: take mode central"),
     (scaling(BY_KEDA, config={"waiting": {"wait_s": 0}}), "config.waiting.wait_s is 0"),
     (scaling(BY_KEDA | {"models": ['a"} or vector(1)']}), "models"),
     (scaling(BY_KEDA | {"models": ["a\\"]}), "models"),

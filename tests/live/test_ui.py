@@ -417,7 +417,7 @@ async def test_the_page_shows_that_its_router_is_lost_and_continues_with_a_new_o
         stack.router.process.terminate()
         await stack.router.process.wait()
         await page.until("!document.querySelector('#banner').hidden", "the banner")
-        assert "Connection lost: nobody answers." in await page.text("#banner")
+        assert "Connection lost: the router does not answer." in await page.text("#banner")
         assert await page.run("document.querySelector('main').classList.contains('old')")
         await page.picture(tmp_path / "lost.png")
         again = ["serve", "--port", "0", "--admin-port", port]

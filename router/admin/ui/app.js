@@ -29,7 +29,7 @@ async function asking(path, waitMs = WAIT_MS) {
     return await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw new Error(`no answer within ${seconds(waitMs / 1e3)}`);
-    throw error instanceof TypeError ? new Error("nobody answers") : error;
+    throw error instanceof TypeError ? new Error("the router does not answer") : error;
   } finally {
     clearTimeout(timer);
   }

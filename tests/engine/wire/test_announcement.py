@@ -104,8 +104,8 @@ def test_the_announce_flag_is_parsed() -> None:
         ("redis://h,fleet=a b", "127.0.0.1", "fleet is 'a b'"),
         ("redis://h,url=h:1", "127.0.0.1", "url must be http(s)://host"),
         ("redis://h,url=http://u:secret@h", "127.0.0.1", "without a user"),
-        ("redis://h", "0.0.0.0", "nobody reaches 0.0.0.0; add ,url=http://ADDRESS:PORT"),
-        ("redis://h", "::", "nobody reaches ::"),
+        ("redis://h", "0.0.0.0", "other hosts cannot reach 0.0.0.0; add ,url=http://ADDRESS:PORT"),
+        ("redis://h", "::", "other hosts cannot reach ::"),
     ],
 )
 def test_the_error_explains_a_bad_announce_flag(text, host, says) -> None:

@@ -155,7 +155,7 @@ async def test_one_of_its_models_may_be_configured() -> None:
     assert (one.facts.models, one.health.path) == (("llm",), "/v2/models/llm/ready")
 
 
-NOBODY = "nobody speaks gRPC at 127.0.0.1:1: check grpc=127.0.0.1:1; it gets no gRPC requests"
+NOBODY = "no gRPC server answers at 127.0.0.1:1: check grpc=127.0.0.1:1; it gets no gRPC requests"
 
 
 @pytest.mark.parametrize(("given", "advice"), [("127.0.0.1:1", NOBODY), ("none", "")])
@@ -175,7 +175,7 @@ async def test_a_url_with_a_metrics_port_gets_its_own_error() -> None:
 
 
 async def test_the_error_for_an_unreachable_metrics_url_has_its_key() -> None:
-    with pytest.raises(UnrecognizedError, match=r"^metrics=http://127.0.0.1:1/m: .*nobody"):
+    with pytest.raises(UnrecognizedError, match=r"^metrics=http://127.0.0.1:1/m: .*cannot connect"):
         await recognized(OWN, ",metrics=http://127.0.0.1:1/m")
 
 
