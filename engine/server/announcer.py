@@ -71,7 +71,9 @@ def parse_announce(text: str, host: str) -> Announce:
         raise ValueError(f"--announce: lease must be {LEASE_S[0]:g}..{LEASE_S[1]:g} seconds")
     url = options.get("url")
     if url is None and _is_wildcard(host):
-        raise ValueError(f"--announce: other hosts cannot reach {host}; add ,url=http://ADDRESS:PORT")
+        raise ValueError(
+            f"--announce: other hosts cannot reach {host}; add ,url=http://ADDRESS:PORT"
+        )
     if url is not None:
         reached = urlsplit(url)
         if reached.scheme not in ("http", "https") or not reached.hostname or "@" in url:
