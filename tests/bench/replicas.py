@@ -109,7 +109,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def _begun(one: Link, exchange: Stamped) -> bool:
-    return one.link.counters.sent_messages > 0 and exchange.peers == exchange.wanted
+    return one.counters.sent_messages > 0 and exchange.peers == exchange.wanted
 
 
 async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
@@ -122,7 +122,7 @@ async def compared(url: str, exchange: Stamped) -> tuple[float, float, int]:
     for _ in range(WINDOWS):
         one = link(url, "measured", exchange)
         one.start()
-        counters = one.link.counters
+        counters = one.counters
         await until(partial(_begun, one, exchange))
         told, heard_before = counters.sent_messages, counters.received_messages
         with_it, seconds = await worked()

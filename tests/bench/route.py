@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from router.body.scan import ScanLimits
 from router.core.contract.actions import Dispatch
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.request.prompts import Prompt, PromptReader
+from router.request.prompts import PromptReader
 from router.tokens.check import TokenCheck
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
@@ -38,6 +39,7 @@ TEXT_BYTES = 2_048
 TEXTS = 256  # bodies that are asked for in turn
 DECISIONS = 400  # of one run
 LIMITS = ScanLimits()
+T = TypeVar("T")
 Decide = Callable[[int, float], None]
 
 
@@ -87,13 +89,13 @@ def bodies() -> list[bytes]:
     ]
 
 
-def done(reading: Coroutine[object, object, Prompt]) -> Prompt:
-    """Run the coroutine that reads a short prompt, which never waits, and return its result."""
+def done(reading: Coroutine[object, object, T]) -> T:
+    """Run a coroutine that reads a short prompt, which never waits, and return its result."""
     try:
         reading.send(None)
     except StopIteration as end:
-        prompt: Prompt = end.value
-        return prompt
+        found: T = end.value
+        return found
     raise AssertionError("reading a short prompt waited")
 
 
@@ -107,7 +109,7 @@ def by_text(executor: ThreadPoolExecutor) -> tuple[RouterCore, Decide]:
     asked = bodies()
 
     def decide(number: int, now_s: float) -> None:
-        scanned = reader.scan(asked[number % TEXTS], PATHS["/v1/completions"], LIMITS)
+        scanned = done(reader.scan(asked[number % TEXTS], PATHS["/v1/completions"], LIMITS))
         model = scanned.model or ""
         base, adapter = core.workers.identity(model)
         prompt = done(reader.read(scanned, base, core.workers.block_sizes(model), adapter))

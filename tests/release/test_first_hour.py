@@ -346,7 +346,7 @@ def test_the_commands_for_policies_and_logs_work(clean_host: Host) -> None:
     with Page(logs, clean_host) as page:
         page.run_next(1, *parts)
         with Page(demo, clean_host) as other:
-            other.does(1, (r"conversation.jsonl.gz", SAMPLE), (r"$", " --requests 12"))
+            other.run_next(1, (r"conversation.jsonl.gz", SAMPLE), (r"$", " --requests 12"))
         page.run_next(2, *parts)
         clean_host.stop()
         assert "opentelemetry" in page.refused()
