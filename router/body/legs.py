@@ -122,13 +122,11 @@ class TransferAttempt:
 class Handover:
     """The data that the router takes from the answer to a prefill leg."""
 
-    decode_data: bytes | None = (
-        None  # the data that `Transfer.decode` gets; None: the KV was not kept
-    )
-    # The client's, where the request is over with its first token: no second leg follows.
+    # The data that `Transfer.decode` gets; None: the worker did not keep the KV.
+    decode_data: bytes | None = None
+    # The client's answer if the request ended with its first token, so that no decode leg follows.
     reply: HeldReply | None = None
-    # The call that frees the KV if no leg will read it; None: the worker frees it after a time of
-    # its own.
+    # The call that frees the KV if no leg will read it; None: the worker itself frees the KV later.
     release: Leg | None = None
 
 

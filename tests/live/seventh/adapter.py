@@ -57,8 +57,8 @@ class SeventhKv:
         (place,) = values_in(answer, (_KV,))
         return Handover(None if place in (None, b"null") else place)
 
-    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        return Leg(body if told is None else with_fields(body, {_KV: told}))
+    def decode(self, body: bytes, data: bytes | None, of: TransferAttempt) -> Leg:
+        return Leg(body if data is None else with_fields(body, {_KV: data}))
 
 
 def _loads_in(text: str) -> Mapping[int, RankLoad]:

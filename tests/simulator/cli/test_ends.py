@@ -31,7 +31,13 @@ async def start(*arguments: object) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=_heed_hangup,
     )
+
+
+def _heed_hangup() -> None:
+    """Restore the default of SIGHUP: programs that `nohup` starts ignore this signal."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 async def finish(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
