@@ -249,7 +249,7 @@ def _info(fleet: FleetManager) -> Metric:
     """
     info = GaugeMetricFamily(
         "warmroute_worker_info",
-        "Always 1. The labels describe the worker with the number",
+        "Always 1. The labels give the URL, engine, role and revision of each worker number",
         labels=["worker", "url", "engine", "role", "revision"],
     )
     for member in fleet.members.values():

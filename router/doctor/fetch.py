@@ -91,7 +91,7 @@ class Reader:
         cannot be read.
         """
         try:
-            about = await self._get("/v2")
+            about = await self._fetch("/v2")
             if about.status == 200 and about.body:  # a page of metrics has none
                 return await self._v2(parse_json(about.body, _About, f"{self.url}/v2"))
             return await self._plain()
@@ -112,7 +112,7 @@ class Reader:
         return f"{self.url}: {said}" if isinstance(error, WireError) else said
 
     async def _v2(self, about: _About) -> MetricsSource:
-        found = await self._get("/v2/repository/index", "POST")
+        found = await self._fetch("/v2/repository/index", "POST")
         rows: list[_Row] = []
         if found.status == 200:
             rows = parse_json(found.body, list[_Row], f"{self.url}/v2/repository/index")
@@ -148,7 +148,7 @@ class Reader:
         configs, refused = {}, []
         for model in models:
             url = f"{self.url}/v2/models/{quote(model, safe='')}/config"
-            reply = await self._get_url(url, MAX_REPLY_BYTES)
+            reply = await self._fetch_url(url, MAX_REPLY_BYTES)
             if reply.status == 200:
                 configs[model] = parse_json(reply.body, TritonModelConfig, url)
             else:
@@ -158,7 +158,7 @@ class Reader:
     async def _plain(self) -> MetricsSource:
         """Recognize vLLM or SGLang by the server's metrics, and return the server."""
         metrics_url = self._metrics or f"{self.url}/metrics"
-        reply = await self._get_url(metrics_url, MAX_METRICS_BYTES)
+        reply = await self._fetch_url(metrics_url, MAX_METRICS_BYTES)
         text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
         kind = next((k for k in ("vllm", "sglang") if f"\n{k}:" in f"\n{text}"), None)
         if kind is None and await is_renderer(self._status):
@@ -169,7 +169,7 @@ class Reader:
                 f"not there or empty, and GET {metrics_url} answered {reply.status} without their "
                 "metrics; give the server's own URL"
             )
-        cards = await self._get("/v1/models")
+        cards = await self._fetch("/v1/models")
         listed = (
             parse_json(cards.body, _ModelList, "/v1/models")
             if cards.status == 200
@@ -177,7 +177,7 @@ class Reader:
         )
         settings: dict[str, str] = {}
         for path in ("/server_info", "/get_server_info") if kind == "sglang" else ():
-            told = await self._get(path)
+            told = await self._fetch(path)
             if told.status == 200:
                 settings = _flat(parse_json(told.body, dict[str, Any], self.url + path))
                 break
@@ -196,7 +196,7 @@ class Reader:
             host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
             url = f"{parts.scheme}://{host}:{port}/metrics" if port else f"{self.url}/metrics"
             try:
-                reply = await self._get_url(url, MAX_METRICS_BYTES)
+                reply = await self._fetch_url(url, MAX_METRICS_BYTES)
             except (aiohttp.ClientError, TimeoutError, OSError):
                 continue
             if reply.status == 200 and f"\n{prefix}".encode() in b"\n" + reply.body:
@@ -212,7 +212,7 @@ class Reader:
         """Return the wanted samples of a page. Raises WireError, aiohttp.ClientError or
         TimeoutError if the page cannot be read.
         """
-        reply = await self._get_url(url, MAX_METRICS_BYTES)
+        reply = await self._fetch_url(url, MAX_METRICS_BYTES)
         if reply.status != 200:
             raise WireError(f"GET {url} answered {reply.status}")
         return parse_gauges(reply.body.decode("utf-8", "replace"), wanted)
@@ -220,21 +220,21 @@ class Reader:
     async def _stats(self, source: MetricsSource) -> Mapping[str, Stats]:
         if source.server.kind != "triton":
             return {}
-        reply = await self._get("/v2/models/stats")
+        reply = await self._fetch("/v2/models/stats")
         if reply.status != 200:
             raise WireError(f"GET {self.url}/v2/models/stats answered {reply.status}")
         return parse_stats(reply.body, "/v2/models/stats")
 
     async def _status(self, path: str) -> int:
-        return (await self._get(path)).status
+        return (await self._fetch(path)).status
 
-    async def _get(self, path: str, method: str = "GET") -> EngineReply:
+    async def _fetch(self, path: str, method: str = "GET") -> EngineReply:
         data = b"{}" if method == "POST" else None
         return await fetch(
             self._http, self.url + path, self._timeout, MAX_REPLY_BYTES, method, data
         )
 
-    async def _get_url(self, url: str, limit: int) -> EngineReply:
+    async def _fetch_url(self, url: str, limit: int) -> EngineReply:
         return await fetch(self._http, url, self._timeout, limit)
 
 
